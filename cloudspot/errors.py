@@ -1,4 +1,4 @@
-"""The errors that a user or a caller can meet; each class says what the caller does next."""
+"""The errors that a user or a caller can meet; each class states what the caller does next."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import re
 from typing import ClassVar, Final
 
 MAX_MESSAGE: Final = 4000
-"""The maximal length of a message, in characters. A message may quote an outside name of any length."""
+"""The maximum length of a message, in characters. A message may quote foreign names of any length."""
 
 
 class CloudspotError(Exception):
-    """Base of all errors that the command line shows as one line.
+    """The base of all errors that the command line shows as one line.
 
-    The message names the field or resource, what was found and what to do next; it never holds a credential
-    or a signed URL. Any other exception is a bug in cloudspot and keeps its traceback.
+    The message names the field or resource, what was found and what to do next; it never contains a
+    credential or a signed URL. Any other exception is a bug in cloudspot and keeps its traceback.
     """
 
     exit_code: ClassVar[int] = 1
     """The exit status of ``cloudspot`` when this error ends a command."""
 
     def __init__(self, *args: object) -> None:
-        """Take the message; if it is longer than ``MAX_MESSAGE``, leave out its middle."""
+        """Take the message; if it is longer than ``MAX_MESSAGE``, omit its middle."""
         super().__init__(*(_shortened(one) if isinstance(one, str) else one for one in args))
 
 
@@ -33,7 +33,7 @@ _LOGIN: Final = re.compile(r"://[^\s/@\"']+@")
 
 
 def reason_of(error: BaseException) -> str:
-    """Return a foreign error on one line, without the queries and log-ins of the URLs that it quotes.
+    """Return the text of a foreign error on one line, with the query and login of each URL removed.
 
     A signed URL has its signature in the query.
     """
@@ -48,7 +48,7 @@ class SpecError(CloudspotError):
 
 
 class StoreMissing(SpecError):
-    """The store's bucket does not exist (the message quotes its service): the user creates or corrects it."""
+    """The store's bucket does not exist (the message quotes the service): the user creates or corrects it."""
 
 
 class PluginError(CloudspotError):
@@ -58,11 +58,11 @@ class PluginError(CloudspotError):
 
 
 class PluginFault(PluginError):
-    """A plugin's call failed in a way that its interface does not allow; its next call may succeed."""
+    """A plugin's call failed in a way that its interface does not allow; later calls may succeed."""
 
 
 class AuthError(CloudspotError):
-    """Credentials are missing, have expired or lack a right: stop, because nothing else will work either."""
+    """Credentials are missing, expired or lack a permission: stop, because nothing else will work either."""
 
     exit_code = 4
 
@@ -84,7 +84,7 @@ class JobResumed(CloudspotError):
 
 
 class NotAdopted(CloudspotError):
-    """The job would run on the driver's own computer, but was submitted elsewhere: adopt it, or skip it."""
+    """The job would run on the driver's own computer, but was submitted elsewhere: adopt it or skip it."""
 
 
 class ProvisionError(CloudspotError):
@@ -100,35 +100,38 @@ class QuotaError(ProvisionError):
 
 
 class TransientError(CloudspotError):
-    """The outcome is unknown or the service does not work: back off and try again."""
+    """The outcome is unknown or the service is unavailable: back off and try again."""
 
     exit_code = 7
 
 
 class OverdueError(TransientError):
-    """A plugin's call was cut off at its time limit. A retry would take as long, so the pass continues."""
+    """A plugin's call was cut off at its time limit.
+
+    A retry would take just as long, so the pass continues without one.
+    """
 
 
 class StoreRefused(CloudspotError):
-    """The object store breaks a promise that cloudspot relies on: use another."""
+    """The object store breaks a promise that cloudspot relies on: use another store."""
 
     exit_code = 6
 
 
 class ObjectExists(CloudspotError):
-    """A create-only put found the key taken, by another writer or by its own earlier try: read it back."""
+    """A create-only put found that the key exists, perhaps from its own earlier attempt: read it back."""
 
 
 class ObjectMissing(CloudspotError):
-    """No object has this key."""
+    """The store has no object with this key."""
 
 
 class UnforeseenError(CloudspotError):
-    """A bug in cloudspot affected one of several jobs or providers; the others are still served."""
+    """A bug in cloudspot affected one of several jobs or providers; the others continue."""
 
 
 def as_cloudspot_error(error: Exception) -> CloudspotError:
-    """Return the error, or an UnforeseenError whose cause has the traceback if it is not a CloudspotError."""
+    """Return the error if it is a CloudspotError, else an UnforeseenError whose cause has the traceback."""
     if isinstance(error, CloudspotError):
         return error
     unforeseen = UnforeseenError(f"a bug in cloudspot: {reason_of(error)}; --debug shows where")

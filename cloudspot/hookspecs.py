@@ -19,9 +19,8 @@ A distribution declares what its plugin provides::
     [project.entry-points."cloudspot.commands"]    # by the name after `cloudspot`
     acme-report = "cloudspot_acme"
 
-cloudspot imports the module only when that provider, scheme, policy, notifier, tracker, task or command is
-used, and registers it with pluggy. The module must import quickly: its classes import SDKs when they first
-use them.
+cloudspot imports the module only when a name that it declares is used, and registers it with pluggy. The
+import must be quick, so the module's classes import SDKs when they first use them.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 
 API_VERSION = 2
 """The version of cloudspot's interfaces and hooks; version 1 was never released. A plugin's module may state
-the version that it was written for, as ``cloudspot_api_version = 2``. Any other version is refused. The
-default is 2."""
+the version it was written for, as ``cloudspot_api_version = 2`` (the default). Any other version is refused.
+"""
 
 PROJECT_NAME = "cloudspot"
 PROVIDER_GROUP = "cloudspot.providers"
@@ -89,18 +88,19 @@ def cloudspot_notifier(name: str) -> type[Notifier] | None:
 
 @hookspec(firstresult=True)
 def cloudspot_tracker(name: str) -> type[Tracker] | None:
-    """Return the tracker class of that name, or None. It is made without arguments."""
+    """Return the tracker class of that name, or None. Cloudspot calls the class without arguments."""
 
 
 @hookspec(firstresult=True)
 def cloudspot_driver_task(name: str) -> type[DriverTask] | None:
-    """Return the class of the driver's task of that name, or None. It is made without arguments."""
+    """Return the driver task class of that name, or None. Cloudspot calls the class without arguments."""
 
 
 @hookspec(firstresult=True)
 def cloudspot_command(name: str) -> click.Command | None:
-    """Return the command ``cloudspot NAME``, or None if this plugin has none of that name.
+    """Return the command ``cloudspot NAME``, or None if this plugin has no command of that name.
 
     cloudspot's own commands take precedence. A CloudspotError that the command raises is printed as one line,
-    and its ``exit_code`` ends the process; ``--debug`` is added. docs/plugin-kits.md has an example.
+    and its ``exit_code`` ends the process; cloudspot adds ``--debug`` to the command. docs/plugin-kits.md has
+    an example.
     """

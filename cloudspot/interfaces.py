@@ -2,22 +2,22 @@
 
 A plugin provides a :class:`Provider`, which makes a :class:`Provisioner` (machines), a
 :class:`PreemptionSource` (notices) and, where the cloud has them, a :class:`LogSink` (logs). An
-:class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider. A :class:`Notifier` sends a
-job's messages to people, a :class:`Tracker` lets its runs in an experiment tracker continue, and a
-:class:`DriverTask` is periodic work of its drivers.
+:class:`ObjectStore` (bucket) is opened by its URL and need not belong to a provider. A :class:`Notifier`
+sends a job's messages to people, a :class:`Tracker` lets its runs in an experiment tracker continue, and a
+:class:`DriverTask` is work that its drivers do periodically.
 
-Everything is synchronous and must be thread-safe. A plugin translates its SDK's errors at its edge into
-:mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never sees an SDK.
-Unless a method's docstring says otherwise, the method raises TransientError when a service does not answer,
-and AuthError when credentials are missing or lack a right.
+Everything is synchronous and must be thread-safe. A plugin catches its SDK's errors and raises those of
+:mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never sees an SDK. Unless
+a method's docstring states otherwise, the method raises TransientError when a service does not answer, and
+AuthError when credentials are missing or lack a permission.
 
-A call that may need more arguments or results one day takes one request and returns one result, both from
+A call that may later need more arguments or results takes one request and returns one result, both from
 :mod:`cloudspot.calls`. Later versions add fields with defaults, so existing plugins keep working. Each
-request has a ``deadline``. A plugin need not enforce it, but should stop waiting by then: a later result is
-ignored, and the call is made again. ``CALLS`` in :mod:`cloudspot.calls.guard` lists how long each call may
-take; docs/plugin-kits.md describes how a call that takes longer, or that fails in another way, is handled.
+request has a ``deadline``. A plugin need not enforce it, but should stop waiting by then: later results are
+ignored, and the call is repeated. ``CALLS`` in :mod:`cloudspot.calls.guard` lists how long each call may
+take; docs/plugin-kits.md describes how cloudspot handles calls that take longer or fail in other ways.
 
-A change that would break an existing plugin raises ``cloudspot.hookspecs.API_VERSION``.
+A change that would break existing plugins increments ``cloudspot.hookspecs.API_VERSION``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as DefaultedTypeVar
 
-    # A plain ``Provider`` has options of any type. typing has defaults since Python 3.13.
+    # A plain ``Provider`` has options of any type. typing supports defaults since Python 3.13.
     _Options = DefaultedTypeVar("_Options", bound=msgspec.Struct, default=Any)
 else:
     _Options = Options
@@ -101,9 +101,9 @@ _STREAM = re.compile(get_args(StreamName)[1].pattern)
 def is_key(text: str) -> bool:
     """Return whether the text is a valid key, which every ObjectStore accepts.
 
-    A key is printable ASCII: names of 1 to 255 bytes, separated by ``/``, none of them ``.`` or ``..``. A
-    store whose service does not accept some of these characters, such as the backslash, escapes them in a way
-    that keeps the order of keys, and keeps every prefix a prefix.
+    A key is printable ASCII: names of 1 to 255 bytes, separated by ``/``, none of them ``.`` or ``..``. If a
+    store's service does not accept some of these characters, such as the backslash, the store escapes them so
+    that keys keep their order and prefixes remain prefixes.
     """
     return text.isascii() and text.isprintable() and is_safe_name(text)
 
@@ -111,7 +111,10 @@ def is_key(text: str) -> bool:
 def check_key(key: str) -> None:
     """Raise ValueError unless the key is valid."""
     if not is_key(key):
-        raise ValueError(f"key {key!r} must be ASCII words of 1 to 255 bytes, separated by /, none . or ..")
+        raise ValueError(
+            f"key {key!r} must consist of ASCII words of 1 to 255 bytes, separated by slashes, and no word "
+            "may be . or .."
+        )
 
 
 def is_stream(text: str) -> bool:
@@ -122,7 +125,9 @@ def is_stream(text: str) -> bool:
 def check_stream(stream: str) -> None:
     """Raise ValueError unless the text can name a log stream."""
     if not is_stream(stream):
-        raise ValueError(f"a stream name must be letters, digits and .-_: got {stream!r}")
+        raise ValueError(
+            f"a stream name must consist of letters, digits, dots, hyphens and underscores: got {stream!r}"
+        )
 
 
 class Provisioner(Guarded, ABC):
@@ -130,15 +135,15 @@ class Provisioner(Guarded, ABC):
 
     ``render`` is never called for an offer on a market that this version of cloudspot does not know.
     The results of ``instances``, ``offers`` and ``current_price`` are checked before a caller sees them: each
-    machine must belong to a job, and to the requested one if the request names one; each number must lie
+    machine must belong to a job, and to the requested job if the request names one; each number must lie
     within the bounds of its field. If a result fails this check, the call raises TransientError.
     """
 
     token_seconds: float
-    """The provider honours an idempotency token for at least this many seconds."""
+    """The provider honours an idempotency token for at least this long."""
     absence_proves_after_seconds: float
-    """A machine that was listed once and then is absent from ``instances()`` for this many seconds is dead.
-    Set both attributes in the class, or per instance."""
+    """A machine that was listed once and has then been absent from ``instances()`` for this long is dead. Set
+    both attributes in the class or on each instance."""
 
     @abstractmethod
     def render(self, group: InstanceGroup) -> LaunchRequest:
@@ -153,13 +158,13 @@ class Provisioner(Guarded, ABC):
 
         For at least ``token_seconds``, a repeated call with the same token and request creates nothing and
         returns the same machines, including those that have ended since, if the provider still knows them. If
-        it no longer knows any of them, it raises ProvisionError. The call returns as soon as the provider has
-        accepted the request; the machines may still be pending. It also arranges their placement, such as one
-        zone or a cluster group.
+        the provider no longer knows any of them, the call raises ProvisionError. The call returns as soon as
+        the provider has accepted the request; the machines may still be pending. It also arranges their
+        placement, such as a common zone or a cluster group.
 
         Raises:
-            CapacityError: the offer has no room now for ``min_nodes`` machines; none is left running.
-            QuotaError: the account's limit is reached; none is left running.
+            CapacityError: the offer lacks capacity for ``min_nodes`` machines now; none is left running.
+            QuotaError: the account has reached its limit; none is left running.
             ProvisionError: the request can never succeed (unknown image, bad name); none is left running.
             TransientError: the outcome is unknown; call again with the same token and request.
         """
@@ -167,22 +172,22 @@ class Provisioner(Guarded, ABC):
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Publish facts such as MASTER_ADDR to the machines (tags, metadata); safe to repeat.
 
-        ``model.ANNOUNCED`` lists the names. Cloudspot itself does not read the facts: they are for people and
-        for the job's own scripts, which may find them in the machine's metadata late or not at all. A
-        provider that names its machines uses ``Instance.node_name``. Any controller may announce at any time,
-        and may repeat an earlier announcement.
+        ``model.ANNOUNCED`` lists the names. Cloudspot itself does not read these facts: they are for people
+        and for the job's own scripts, and may appear in the machine's metadata late or not at all. A provider
+        that names its machines uses ``Instance.node_name``. Any controller may announce at any time, and may
+        repeat an earlier announcement.
 
         Raises:
-            TransientError: some machines do not have the facts; call again.
+            TransientError: some machines lack the facts; call again.
         """
         return None
 
     @abstractmethod
     def instances(self, request: InstancesRequest) -> InstancesResult:
-        """Return the machines that carry cloudspot's tags, from all pages, including recently ended machines.
+        """Return the machines with cloudspot's tags, from all pages, including recently ended machines.
 
-        Return exactly those that the request ``wants``. Report an ended machine, with its reason, for as long
-        as the provider knows it. A listing may lag behind ``create``.
+        Return exactly the machines that the request ``wants``. Report an ended machine, with the reason for
+        its end, for as long as the provider knows it. A listing may lag behind ``create``.
 
         Raises:
             TransientError: the listing failed or is inconsistent, so nothing is known about the machines.
@@ -190,20 +195,20 @@ class Provisioner(Guarded, ABC):
 
     @abstractmethod
     def terminate(self, request: TerminateRequest) -> TerminateResult:
-        """Ask the provider to end the machines; return without waiting, with each refusal and its reason.
+        """Ask the provider to end the machines; return each refusal with its reason, without waiting.
 
         Every machine is tried, even if others fail. Safe to repeat: unknown or ended ids are no error.
 
         Raises:
-            AuthError: none of the machines could be ended, because a right is missing.
-            TransientError: none of them could be ended; call again.
+            AuthError: none of the machines could be ended, because a permission is missing.
+            TransientError: none of the machines could be ended; call again.
         """
 
     def console(self, instance: Instance) -> str:
-        """Return the console output of the machine since its boot, if the provider has it (CONSOLE).
+        """Return the machine's console output since its boot, if the provider has it (CONSOLE).
 
-        Drivers call this for a launched machine that does not come up, to show the reason. The end of the
-        text may be missing, and so may the beginning of a long one.
+        Drivers call this for a machine that does not come up, to show the reason. The end of the output may
+        be missing, as may the beginning of a long output.
         """
         return ""
 
@@ -211,23 +216,24 @@ class Provisioner(Guarded, ABC):
         """Remove the job's resources other than its machines, such as a placement group; safe to repeat.
 
         Any controller calls this once the job is finished and all its machines have ended. ``store_url`` is
-        that of the job's InstanceGroups; a job in another store may have the same id.
+        the one in the job's InstanceGroups; a job in another store may have the same id.
 
         Raises:
-            TransientError: it cannot be removed yet; call again.
+            TransientError: a resource cannot be removed yet; call again.
         """
         return None
 
     @abstractmethod
     def offers(self, request: OffersRequest) -> OffersResult:
-        """Return the offers that fit the resources (type x zone x market, with prices), possibly none.
+        """Return the offers that satisfy the resources (type x zone x market, with prices), possibly none.
 
-        ``Offer.billing`` describes the time for which a machine is charged: a minimum, an increment, and what
-        is free when a spot machine is reclaimed. By default, each second that has begun is charged.
+        ``Offer.billing`` describes the time for which a machine is charged: its minimum, its increment, and
+        the time that is free if a spot machine is reclaimed. By default, each second that has begun is
+        charged.
         """
 
     def current_price(self, offer: Offer) -> float | None:
-        """Return the offer's current price per node and hour, as ``offers`` computes it; None if unchanged.
+        """Return the offer's current hourly price per node, computed as in ``offers``; None if unchanged.
 
         It is called every few minutes for each running spot launch; the bill and ``limits.max_cost`` follow
         it. The default suits markets whose prices stay constant while a machine runs.
@@ -246,22 +252,22 @@ class FunctionHost(Guarded, ABC):
 
     @abstractmethod
     def plan(self, function: DriverFunction) -> Sequence[str]:
-        """Return what ``deploy`` would make and its cost per month, one line per item; change nothing.
+        """Return what ``deploy`` would create and its monthly cost, one line per item; change nothing.
 
         Raises:
-            SpecError: the function cannot run here; the message says what must change.
+            SpecError: the function cannot run here; the message states what must change.
         """
 
     @abstractmethod
     def deploy(self, function: DriverFunction) -> None:
-        """Make or update the function, its schedule and its minimal role; then run the function once.
+        """Create or update the function, its schedule and its minimal role; then run the function once.
 
-        It also runs whenever the provider reports that it reclaims a machine of the account. Deploying the
-        same function again changes nothing.
+        The function also runs whenever the provider reports that it reclaims a machine of the account.
+        Deploying the same function again changes nothing.
 
         Raises:
-            AuthError: a right is missing.
-            CloudspotError: the function does not run; the message holds its output.
+            AuthError: a permission is missing.
+            CloudspotError: the function does not run; the message contains its output.
         """
 
     @abstractmethod
@@ -270,25 +276,25 @@ class FunctionHost(Guarded, ABC):
 
     @abstractmethod
     def remove(self, name: str) -> Sequence[str]:
-        """Remove the function and everything that ``deploy`` made for it; return what was removed.
+        """Remove the function and everything that ``deploy`` created for it; return what was removed.
 
         Safe to repeat: a missing resource is no error.
         """
 
 
 class ImageHost(Guarded, ABC):
-    """Keeps machine images in which a job's setup is done; later machines start from them.
+    """Keeps machine images on which a job's setup has already run; later machines start from them.
 
-    It knows only images that ``save`` made, in the region of the options. ``Provisioner.offers`` starts
-    machines from the image that has the options' ``setup_key`` and was made from the image that the options
-    name. If there is none, it uses the image that the options name.
+    It handles only images that ``save`` made, in the region that the options name. ``Provisioner.offers``
+    starts machines from the image that has the options' ``setup_key`` and was made from the image named in
+    the options. If there is no such image, it uses the image named in the options.
     """
 
     @abstractmethod
     def find(self, key: str) -> MachineImage | None:
         """Return the image with this key, or None if there is none.
 
-        ``offers`` starts machines from it once it is ready. A failed image is returned only if there is no
+        Once it is ready, ``offers`` starts machines from it. A failed image is returned only if there is no
         other.
         """
 
@@ -298,15 +304,15 @@ class ImageHost(Guarded, ABC):
 
     @abstractmethod
     def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
-        """Begin to make an image of the disk of a running machine, and return the image in its present state.
+        """Start making an image of a running machine's disk, and return the image in its present state.
 
-        The machine has written everything to its disk, and keeps running. It must not end before the image is
-        ready. If ``find`` already returns an image for the key that has not failed, return that one and make
-        nothing.
+        The machine has already written everything to its disk, and keeps running. It must not end before the
+        image is ready. If ``find`` already returns an image for the key, and that image has not failed,
+        return it and make nothing.
 
         Raises:
-            AuthError: a right is missing; the message names it.
-            CloudspotError: the provider refuses.
+            AuthError: a permission is missing; the message names it.
+            CloudspotError: the provider refuses the request.
         """
 
     @abstractmethod
@@ -315,52 +321,53 @@ class ImageHost(Guarded, ABC):
 
 
 class SetupPart(Guarded, ABC):
-    """One thing that an account needs before its first job, such as a bucket or a role.
+    """A resource that an account needs before its first job, such as a bucket or a role.
 
-    Kind and name identify the part in the record of what ``cloudspot setup`` has made.
+    Kind and name identify the part in the record of everything that ``cloudspot setup`` created.
     """
 
     kind: str
-    """The everyday name of such a thing: ``bucket``."""
+    """The everyday word for such a resource: ``bucket``."""
     name: str
-    """The provider's name for it; unique among the parts of its kind."""
+    """The provider's name for the resource, unique among the parts of its kind."""
     purpose: str
-    """Why it is needed, in one line."""
+    """Why the resource is needed, in one line."""
     cost: str
     """Its cost per month, in words: ``no charge``."""
     rights: tuple[str, ...]
-    """The rights that it grants, one line each, with the reason; it is empty if the part grants none."""
+    """The rights that the part grants, one line each, with the reason; empty if it grants none."""
     commands: tuple[str, ...]
-    """Commands of the provider's own command line that have the effect of ``make``, for a POSIX shell."""
+    """Commands of the provider's own command-line tool that do the same as ``make``, for a POSIX shell."""
     is_store: bool
-    """Whether the part is the bucket in which jobs are kept."""
+    """Whether the part is the bucket that stores the jobs."""
 
     @abstractmethod
     def look(self, *, is_own: bool) -> PartState:
         """Return the present state of the part in the account; change nothing.
 
-        ``is_own`` means that this setup has made it or begun to, according to the record. Any difference from
-        the part is then reported as lacking, and ``make`` corrects it. A resource that someone else made is
-        never changed: ``lacks`` lists what it does not allow, ``excess`` what it allows beyond the part.
+        ``is_own`` means that, according to the record, this setup created the resource or began to. In that
+        case ``lacks`` reports any difference from the part, and ``make`` corrects it. A resource that someone
+        else created is never changed: ``lacks`` lists what it does not allow, ``excess`` what it allows
+        beyond the part.
         """
 
     @abstractmethod
     def make(self) -> None:
-        """Make the part, or what it lacks; safe to repeat after an interruption at any point.
+        """Create the part, or add what it lacks; safe to repeat after an interruption at any point.
 
         Raises:
-            AuthError: a right is missing, or a policy of the organisation forbids it.
-            CloudspotError: the provider refuses; the message says what to do instead.
+            AuthError: a permission is missing, or a policy of the organisation forbids it.
+            CloudspotError: the provider refuses; the message states what to do instead.
         """
 
     @abstractmethod
     def remove(self) -> str | None:
-        """Remove the part and nothing else; return None, or why it stays, such as that others may use it.
+        """Remove the part and nothing else; return None, or why it stays, for example for other users.
 
-        Safe to repeat: a missing part is no error. The caller empties a bucket first.
+        Safe to repeat: a missing part is no error. If the part is a bucket, the caller empties it first.
 
         Raises:
-            CloudspotError: it is in use.
+            CloudspotError: the part is in use.
         """
 
 
@@ -369,14 +376,15 @@ class AccountSetup(Guarded, ABC):
 
     @abstractmethod
     def account(self) -> str:
-        """Return the account of the credentials, together with the place if parts belong to a place.
+        """Return the account to which the credentials belong, with the location if its parts have one.
 
-        The record of what was made has this name, so it must be the same for each user of the account.
+        This name identifies the record of the created parts, so it must be the same for all users of the
+        account.
         """
 
     @abstractmethod
     def parts(self, request: SetupRequest) -> Sequence[SetupPart]:
-        """Return the parts that the account needs, in the order in which they can be made; make nothing.
+        """Return the parts that the account needs, in the order in which they can be created; create nothing.
 
         Raises:
             SpecError: the request names something that does not exist or must not be given rights.
@@ -384,38 +392,39 @@ class AccountSetup(Guarded, ABC):
 
     @abstractmethod
     def settings(self, request: SetupRequest) -> SetupSettings:
-        """Return the settings for the user's config file, once all parts are made."""
+        """Return the settings for the user's config file; called once all parts exist."""
 
 
 class Inventory(Guarded, ABC):
-    """Everything of one kind that cloudspot has made in one place, for ``cloudspot reap``."""
+    """All resources of one kind that cloudspot created in one location, for ``cloudspot reap``."""
 
     title: str
     """A title for messages: ``volumes in us-east-1``."""
 
     @abstractmethod
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
-        """Return everything that carries cloudspot's tag, or its name if this kind of thing has no tags.
+        """Return all resources that carry cloudspot's tag, or its name if their kind has no tags.
 
-        Return nothing else, however similar it looks. Assets in use are included: the caller decides which
-        ones are orphans. ``store_urls`` are stores that the caller knows, in the form that InstanceGroups
-        have. If a name has room only for a digest of the URL, comparing digests identifies the store.
+        Return no others, however similar they look. Resources in use are included: the caller decides which
+        are orphans. ``store_urls`` are the stores that the caller knows, written as in InstanceGroups. If a
+        resource's name has room only for a digest of the URL, compare digests to find the store.
         """
 
     @abstractmethod
     def end(self, asset: Asset) -> None:
-        """End one of these assets, or request its end and return.
+        """End one of these resources, or request its end without waiting.
 
-        Safe to repeat: a missing asset is no error.
+        Safe to repeat: a missing resource is no error.
 
         Raises:
-            TransientError: it cannot be ended yet, such as a placement group with a machine in it.
-            CloudspotError: the provider refuses.
+            TransientError: the resource cannot be ended yet, such as a placement group that still has a
+                machine.
+            CloudspotError: the provider refuses the request.
         """
 
 
 class MachineInventory(Inventory):
-    """A provisioner's machines that have not ended."""
+    """The machines of a provisioner that have not ended."""
 
     title = "machines"
 
@@ -446,35 +455,36 @@ class MachineInventory(Inventory):
 
 
 class PreemptionSource(Guarded, ABC):
-    """Reports that the machine will be reclaimed. It runs on the node and uses only the standard library."""
+    """Reports that this machine will be reclaimed. It runs on the node and uses only the standard library."""
 
     notice_seconds: float
-    """The length of this provider's notices, in seconds. It is the deadline of a notice that states no time,
-    and the upper bound for one that states a time, because the node's clock may be wrong. It does not bound
-    ``deadline_monotonic``. Set it in the class, or per instance if it depends on the job."""
+    """The usual length of this provider's notices. It is the deadline of a notice without a time, and the
+    upper bound for a notice with one, because the node's clock may be wrong. It does not bound
+    ``deadline_monotonic``. Set it in the class, or on each instance if it depends on the job."""
     poll_seconds: ClassVar[float] = 1.0
     """How often ``wait`` polls, in seconds."""
 
     @abstractmethod
     def poll(self) -> PreemptionNotice | None:
-        """Return the current notice, or None. It answers within seconds.
+        """Return the current notice, or None. The call returns within seconds.
 
         Raises:
             TransientError: the metadata service did not answer, so it is unknown whether there is a notice.
         """
 
     def is_at_risk(self) -> bool:
-        """Return whether the provider reports an elevated risk that it will reclaim this machine.
+        """Return whether the provider reports an elevated risk of reclaiming this machine.
 
-        This reports what ``poll`` has seen, without I/O. It is a hint, not a notice: the training continues,
-        and a driver may buy a replacement in advance. The default is for providers without such hints.
+        The result reflects what ``poll`` last saw, without I/O. A risk is a hint, not a notice: training
+        continues, and a driver may buy a replacement in advance. The default suits providers without such
+        hints.
         """
         return False
 
     def wait(self, timeout: float) -> PreemptionNotice | None:
         """Wait for a notice and return it, or return None after ``timeout`` seconds.
 
-        The default polls; override it where the provider has a long poll.
+        The default calls ``poll`` repeatedly; override it if the provider has a long poll.
         """
         end = time.monotonic() + timeout
         while True:
@@ -486,7 +496,7 @@ class PreemptionSource(Guarded, ABC):
 
 
 class Upload(Guarded, ABC):
-    """A streamed put. Nothing is visible under the key until ``commit``, which publishes the whole object.
+    """A streamed put. Nothing is visible under the key until ``commit`` publishes the whole object.
 
     Leaving the context manager aborts an upload that was not committed. After ``commit`` or ``abort``,
     ``write`` and ``commit`` raise ValueError.
@@ -502,7 +512,10 @@ class Upload(Guarded, ABC):
 
     @abstractmethod
     def write(self, data: Data) -> None:
-        """Append bytes; this may block on the network. The caller may reuse the buffer after the return."""
+        """Append bytes; this may block on the network.
+
+        The caller may reuse the buffer after the call returns.
+        """
 
     @abstractmethod
     def commit(self) -> None:
@@ -526,11 +539,11 @@ class Upload(Guarded, ABC):
 
 
 MAX_GET_BYTES: Final = 128 << 20
-"""The limit for objects that are read whole. The largest of them are code bundles, of at most 100 MiB.
-Records that may be larger, such as the manifest of very many ranks, are read in ranges."""
+"""The size limit for objects that are read whole. The largest of them are code bundles, of at most 100 MiB.
+Records that may be larger, such as a manifest covering very many ranks, are read in ranges."""
 MAX_LISTED: Final = 10_000_000
-"""More than the objects of any job, or the files of any input. It protects callers, which keep what is listed
-in memory, from a server that invents keys without end."""
+"""This exceeds the number of objects of any job and of files of any input. It protects callers, which keep
+listings in memory, from a server that invents keys without end."""
 
 
 class ObjectStore(Guarded, ABC):
@@ -538,22 +551,23 @@ class ObjectStore(Guarded, ABC):
 
     A key is a sequence of ``/``-separated words of 1 to 255 printable ASCII characters, none of them ``.`` or
     ``..``; every method raises ValueError for anything else. A store escapes characters that its service does
-    not accept, and callers never see the escaped form. A put is atomic: no reader sees a part of it. Once it
-    returns, every get and listing shows it. A store keeps no reference to a caller's buffer.
+    not accept, and callers never see the escaped form. A put is atomic: no reader sees a partial object. Once
+    a put returns, every get and listing reflects it. A store does not keep a reference to a caller's buffer.
 
-    TransientError means that the outcome is unknown: the caller reads back.
+    A TransientError means that the outcome is unknown, so the caller reads the key back.
 
-    Listings decide what is deleted, so each page is checked before a caller sees it: its keys are valid, have
-    the prefix and are in order, its sizes and times are possible, and the next page starts later. The result
-    of ``head`` is checked in the same way. If a check fails, the call raises StoreRefused.
+    Listings decide which objects are deleted, so each page is checked before a caller sees it: its keys must
+    be valid, have the prefix and be in order, its sizes and times must be possible, and the next page must
+    start after it. The result of ``head`` is checked in the same way. If a check fails, the call raises
+    StoreRefused.
     """
 
     url: str
-    """The URL that the user wrote, without credentials."""
+    """The URL as the user wrote it, without credentials."""
 
     def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         if name in {"list_page", "list_pages"}:
-            return int(kwargs.get("limit", 1)) < 1  # a prefix need not be a key
+            return int(kwargs.get("limit", 1)) < 1  # a prefix need not be a valid key
         values = [*args, *(value for name, value in kwargs.items() if name != "cursor")]
         if name == "delete_many":
             values += args[0]
@@ -565,19 +579,19 @@ class ObjectStore(Guarded, ABC):
 
     @property
     def canonical_url(self) -> str:
-        """The same URL for all spellings of it, as far as they can be recognised without a request.
+        """The URL in a form shared by all its spellings, as far as this is possible without a request.
 
-        Machines carry it as a tag, which distinguishes them from those of a job of the same id in another
-        store.
+        Machines carry it as a tag, which distinguishes them from machines of a job with the same id in
+        another store.
         """
         scheme, separator, rest = self.url.partition("://")
         return scheme.lower() + separator + rest.rstrip("/")
 
     def establish(self) -> str | None:
-        """Create the store's root if there is none, bind to it (``hold_to``), and return the id in its mark.
+        """Create the store's root if it is missing, bind to it (``hold_to``), and return the id in its mark.
 
-        Only a submission calls this, and nothing else creates a store's root. The default does nothing and
-        returns None. It is for stores that are not mounted and that their owner creates, such as buckets.
+        Only a submission calls this; nothing else creates a store's root. The default does nothing and
+        returns None, which suits stores that are not mounted and whose owner creates them, such as buckets.
 
         Raises:
             TransientError: the store is bound to an existing root, which is missing.
@@ -585,30 +599,31 @@ class ObjectStore(Guarded, ABC):
         return None
 
     def find_id(self) -> str | None:
-        """Return the id in the mark of the store, or None if there is none."""
+        """Return the id in the store's mark, or None if there is no mark."""
         return None
 
     def hold_to(self, store_id: str | None = None) -> None:
         """Make later requests raise TransientError while the store's root is missing or has another id.
 
         ``store_id`` is the result of ``establish``, perhaps on another computer. With None, the first request
-        accepts any id, and later ones only that id. This does no I/O. The default does nothing.
+        accepts any id, and later requests accept only that id. This call does no I/O. The default does
+        nothing.
         """
 
     @abstractmethod
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
-        """Store ``data`` under ``key``, replacing what was there.
+        """Store ``data`` under ``key``, replacing any existing object.
 
         Raises:
-            ObjectExists: ``if_absent`` was given and the key is taken; nothing was changed. The object may be
-                the caller's own, from an earlier try of the SDK: read the key back if that matters.
+            ObjectExists: ``if_absent`` was given and the key is taken; nothing was changed. The existing
+                object may come from an earlier attempt by the SDK: read the key back if that matters.
         """
 
     @abstractmethod
     def get(self, key: str) -> bytes:
         """Return the whole object, of at most ``MAX_GET_BYTES``; never read more than that.
 
-        Others may write to the store, so a caller cannot rely on an object's size. Read larger objects with
+        Others can write to the store, so a caller cannot rely on an object's size. Read larger objects with
         ``get_range``.
 
         Raises:
@@ -620,7 +635,8 @@ class ObjectStore(Guarded, ABC):
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return the bytes from ``start`` (inclusive, counted from 0) to ``start + length`` (exclusive).
 
-        The result is shorter if the object ends earlier, and empty if ``start`` is at or after its end.
+        The result is shorter if the object ends first, and empty if ``start`` is at or after the object's
+        end.
 
         Raises:
             ObjectMissing: no such key.
@@ -630,9 +646,10 @@ class ObjectStore(Guarded, ABC):
     def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
         """Fill the buffer with the bytes from ``start`` (inclusive, counted from 0); return their number.
 
-        The number is smaller than the buffer only if the object ends earlier. The rest of the buffer is
-        then undefined, as is all of it after an error. Reusing a buffer costs a fraction of allocating a new
-        one. The default calls ``get_range``; override it if the service can write into a buffer.
+        This number is less than the buffer's size only if the object ends first. The rest of the buffer is
+        then undefined, and after an error the whole buffer is. Reusing a buffer costs a fraction of
+        allocating a new one. The default calls ``get_range``; override it if the service can write into a
+        buffer.
 
         Raises:
             ObjectMissing: no such key.
@@ -645,7 +662,7 @@ class ObjectStore(Guarded, ABC):
 
     @abstractmethod
     def head(self, key: str) -> ObjectMeta:
-        """Return the object's size and time.
+        """Return the object's metadata, such as its size and time.
 
         Raises:
             ObjectMissing: no such key.
@@ -657,13 +674,13 @@ class ObjectStore(Guarded, ABC):
     ) -> ObjectPage:
         """Return up to ``limit`` objects whose keys start with ``prefix`` and come after ``after``.
 
-        ``cursor`` is the previous page's, whose ``next_after`` is given as ``after``. It is for services that
-        continue a listing only by a token of their own; a store whose pages have no cursor never gets one. A
-        store with cursors may still get ``after`` alone, from a reader that continues later. It then lists
-        from the beginning and leaves out the keys up to ``after``.
+        ``cursor`` comes from the previous page, together with ``next_after``, which is passed as ``after``.
+        It is for services that continue a listing only with a token; a store whose pages have no cursor never
+        receives one. A store with cursors may still receive ``after`` alone, from a reader that continues
+        later. It then lists from the beginning and omits the keys up to ``after``.
 
-        Keys are in ascending order of their bytes. ``after`` need not be a key. A page may hold fewer than
-        ``limit`` objects although more follow. Names that are not valid keys are skipped; stores that can
+        Keys are in ascending order of their bytes. ``after`` need not be a valid key. A page may hold fewer
+        than ``limit`` objects even if more follow. Names that are not valid keys are skipped; stores that can
         report them do so in ``ObjectPage.skipped``.
 
         Raises:
@@ -677,7 +694,7 @@ class ObjectStore(Guarded, ABC):
     def delete_many(self, keys: Sequence[str]) -> None:
         """Remove the objects, in any order; missing keys are no error. After an error, some may remain.
 
-        The default deletes one after the other; override it if the service deletes many in one request.
+        The default deletes the objects one by one; override it if the service can delete many in one request.
         """
         for key in keys:
             self.delete(key)
@@ -687,23 +704,23 @@ class ObjectStore(Guarded, ABC):
         """Start a streamed put, for objects too large to hold in memory.
 
         If the service accepts an object only in one request, the upload may keep the bytes in a file and send
-        them at ``commit``. An unfinished upload must not be billed forever: either the service removes it
-        by itself, or ``unfinished_uploads`` yields it.
+        them at ``commit``. An unfinished upload must not be billed forever: either the service removes it, or
+        ``unfinished_uploads`` yields it.
         """
 
     @abstractmethod
     def presign_get(self, key: str, *, seconds: float) -> str:
-        """Return a URL that reads the object for ``seconds`` without other credentials.
+        """Return a URL from which anyone can read the object for ``seconds`` without credentials.
 
         Raises:
             CloudspotError: the store does not support such URLs.
         """
 
     def link(self, request: LinkRequest) -> LinkResult:
-        """Return a URL that a browser without credentials shows as a page, and the time at which it expires.
+        """Return a URL that a browser without credentials shows as a page, and the time when it expires.
 
-        A link signed with temporary credentials expires with them. The default is for stores without such
-        links.
+        A link signed with temporary credentials expires with them. The default suits stores that cannot make
+        such links.
 
         Raises:
             CloudspotError: the store cannot make the link; the message gives the reason and a remedy.
@@ -713,30 +730,30 @@ class ObjectStore(Guarded, ABC):
     def unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
         """Yield the uploads that are neither committed nor aborted, including those still in progress.
 
-        The default is for stores that have no unfinished uploads, or do not charge for them.
+        The default suits stores that have no unfinished uploads or do not charge for them.
         """
         return iter(())
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
-        """Drop one of these uploads; it is no error if it no longer exists."""
+        """Abort one of these uploads; safe to repeat: an upload that no longer exists is no error."""
         return None
 
     def close(self) -> None:
         """Release the store's resources, such as connections; safe to repeat.
 
-        It is called at the end of the command or agent that opened the store, except after a kill. The
-        default does nothing.
+        The command or agent that opened the store calls this at its end, unless it is killed. The default
+        does nothing.
         """
 
     def check(self, request: CheckRequest) -> CheckResults:
-        """Find out whether the store can be used, what is missing, and what it costs in addition."""
+        """Check whether the store can be used, what is missing, and what it costs in addition."""
         return CheckResults()
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
         """Yield every object under ``prefix`` whose key comes after ``after``, in ascending order of keys.
 
         Raises:
-            StoreRefused: there are more than ``MAX_LISTED``.
+            StoreRefused: there are more than ``MAX_LISTED`` objects.
         """
         left = MAX_LISTED
         for page in self.list_pages(prefix, after=after):
@@ -819,7 +836,7 @@ def _checked_instances(instances: Callable[..., InstancesResult]) -> Callable[..
 
 
 def _machine_fault(machine: Instance, request: InstancesRequest) -> str | None:
-    """Return what is impossible in a provider's report of a machine, or None if nothing is."""
+    """Return the impossible value in a provider's report of a machine, or None if there is none."""
     if (fault := fault_of(machine)) is not None:
         return f"has an impossible field ({fault})"
     if len(quote(machine.id, safe="", errors="surrogatepass")) > MAX_SEGMENT_BYTES:
@@ -883,7 +900,8 @@ def _check_page(store: ObjectStore, page: ObjectPage, prefix: str, after: str | 
         _check_meta(store, meta)
         last = meta.key
     following = page.next_after
-    # The last name of a page need not be a key and may be empty: a directory's marker at the store's root.
+    # The last name of a page need not be a valid key and may be empty, as for a directory marker at the
+    # store's root.
     if following is not None and (
         following == after or following < max(last, prefix if after is None else "")
     ):
@@ -910,16 +928,16 @@ class LogSink(Guarded, ABC):
     """Stores a job's log lines so that they can be read after the machines are gone."""
 
     is_in_store: ClassVar[bool] = False
-    """Whether the pieces lie in the job's object store and are removed with the job."""
+    """Whether the pieces are in the job's object store and so are removed with the job."""
 
     def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         return name == "write" and any(not is_stream(one.stream) for one in args[0])
 
     @abstractmethod
     def write(self, records: Sequence[LogRecord]) -> None:
-        """Store records of one stream in ascending ``seq``; return when they are durable.
+        """Store records of one stream in ascending order of ``seq``; return once they are durable.
 
-        A record that is written again (same stream and ``seq``) is shown once.
+        A record that is written twice (same stream and ``seq``) is shown once.
 
         Raises:
             ValueError: ``check_stream`` does not accept the stream's name.
@@ -935,7 +953,7 @@ class LogSink(Guarded, ABC):
         """Yield the stream's records with ``seq > after``, in order, each once."""
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest to the first, each once.
+        """Yield the stream's records from newest to oldest, each once.
 
         Callers stop early, for example after the last screen of an old job's log. The default
         reads the whole stream first; override it if the service can read a stream from its end.
@@ -943,7 +961,7 @@ class LogSink(Guarded, ABC):
         yield from reversed(list(self.read(stream)))
 
     def pieces(self) -> Sequence[LogPiece]:
-        """Return the units of which the log consists, by stream and day, as far as the sink knows them.
+        """Return the pieces that make up the log, by stream and day, as far as the sink knows them.
 
         The default reads all streams; override it if the service can list pieces.
         """
@@ -961,13 +979,13 @@ class LogSink(Guarded, ABC):
         return pieces
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
-        """Delete pieces permanently; a missing one is no error. Their streams can still be written to.
+        """Delete pieces permanently; a missing piece is no error. Their streams can still be written to.
 
         Raises:
-            CloudspotError: the sink cannot remove anything; the message says what happens instead.
+            CloudspotError: the sink cannot remove pieces; the message states how they are removed instead.
         """
         raise CloudspotError(
-            "this log cannot be pruned here: set the retention period of the service that keeps it"
+            "this log cannot be pruned here: set the retention period in the service that keeps it"
         )
 
 
@@ -979,7 +997,7 @@ CAPABILITY_METHODS: Final = {
     Capability.PREEMPT: "preempt",
     Capability.SETUP: "account_setup",
 }
-"""The method of Provider that belongs to each capability."""
+"""The method of Provider for each capability."""
 _LACKS: Final = {
     Capability.IMAGES: (
         "makes no images of machines; run.image can name a container that has what the job needs"
@@ -991,7 +1009,9 @@ _LACKS: Final = {
 
 
 class Provider(Guarded, ABC, Generic[_Options]):
-    """The class that a plugin registers; it makes the other interfaces. Importing its module imports no SDK.
+    """The class that a plugin registers; it creates the objects of the other interfaces.
+
+    Importing its module imports no SDK.
 
     It is generic in its options: ``class AcmeProvider(Provider[AcmeOptions])``.
 
@@ -1002,19 +1022,19 @@ class Provider(Guarded, ABC, Generic[_Options]):
     name: ClassVar[str]
     """The name of the entry point and of the job file's table ``[providers.NAME]``."""
     options_type: ClassVar[type[msgspec.Struct]]
-    """The type of that table; a field without a default is required."""
+    """The type of this table; a field without a default is required."""
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
     """The provider's abilities beyond machines. Override the methods of a capability if and only if you
     declare it. An undeclared capability's method is not called, unless its default returns a value."""
     cut_network_advice: ClassVar[str] = ""
-    """Why the provider's machines may be unable to reach one another, and what to change; it is part of the
-    message that reports this."""
+    """Why the provider's machines may be unable to reach one another, and what to change; the message that
+    reports such a failure includes it."""
     made_by: ClassVar[str] = ""
     """The plugin's distribution and version; cloudspot sets it when it imports the plugin."""
     driver_options: ClassVar[frozenset[str]] = frozenset()
-    """The options that name something on the driver's computer, such as a profile or a file with
+    """The options that name a resource of the driver's computer, such as a profile or a file with
     credentials. A driver takes their values from its own note of the job or from its user's config file,
-    never from a stored job. On a node they have their defaults."""
+    never from a stored job. On a node these options have their defaults."""
 
     def __init__(self, options: _Options) -> None:
         """Keep the job's options, of type ``options_type``; do no I/O."""
@@ -1045,10 +1065,10 @@ class Provider(Guarded, ABC, Generic[_Options]):
 
     @abstractmethod
     def boot_profile(self) -> BootProfile:
-        """Return how this provider's machines get from their first boot to the agent."""
+        """Return how this provider's machines get from their first boot to a running agent."""
 
     def pinned_options(self) -> Mapping[str, Any]:
-        """Return values for options that the job omits and the environment determines, such as a region.
+        """Return values for the options that the job omits and the environment determines, such as a region.
 
         It is called once, at submission, and the result is stored with the job, so that every controller and
         node uses the same values; a controller that looked in another region would consider the machines
@@ -1068,24 +1088,24 @@ class Provider(Guarded, ABC, Generic[_Options]):
         raise NotImplementedError
 
     def account_setup(self) -> AccountSetup:
-        """Return the preparation of an account for its first job (SETUP)."""
+        """Return the service that prepares an account for its first job (SETUP)."""
         raise NotImplementedError
 
     def registry_login(self, registry: str) -> RegistryLogin | None:
         """Return new credentials for a registry of this provider's container images (REGISTRY), or None.
 
-        ``registry`` is the host in an image's name. It is called where a job is submitted and, before each
-        pull, on its nodes; each uses its own credentials and rights.
+        ``registry`` is the host in an image's name. It is called where a job is submitted and on its nodes
+        before each pull; each caller uses its own credentials and permissions.
 
         Raises:
-            AuthError: a right is missing; the message names it.
+            AuthError: a permission is missing; the message names it.
         """
         return None
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
-        """Return the lists of everything that cloudspot makes in the account, in the order for deletion.
+        """Return the inventories of everything that cloudspot creates in the account, in deletion order.
 
-        ``all_regions`` covers every region of the account instead of those of the options. The default
+        If ``all_regions``, cover every region of the account instead of those in the options. The default
         lists only machines.
         """
         return (MachineInventory(self.provisioner()),)
@@ -1099,14 +1119,14 @@ class Provider(Guarded, ABC, Generic[_Options]):
         return None
 
     def check(self, request: CheckRequest) -> CheckResults:
-        """Try what a job needs (credentials, rights, network); return what works and what is missing."""
+        """Test what a job needs (credentials, permissions, network); return what works and what does not."""
         return CheckResults()
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
         """Reclaim a machine on purpose, for drills (PREEMPT).
 
         Raises:
-            CloudspotError: the provider cannot reclaim this machine, or not with this notice.
+            CloudspotError: the provider cannot reclaim this machine, or cannot give this notice.
         """
         raise NotImplementedError
 
@@ -1114,70 +1134,71 @@ class Provider(Guarded, ABC, Generic[_Options]):
 class Notifier(Guarded, ABC):
     """Sends a job's messages. None of its errors may contain a URL or a part of one.
 
-    Messages are sent from a separate process, several at once; the process is killed after some seconds. The
-    URLs come from the job's submission, so anyone who can write to the bucket chooses them. Therefore that
-    process connects only to public addresses and to hosts that the user has named on this computer; any other
-    connection raises an OSError.
+    Messages are sent from a separate process, several at once; the process is killed if it takes too long.
+    The URLs come from the job's submission, so anyone who can write to the bucket chooses them. Therefore
+    that process connects only to public addresses and to hosts that the user has named on this computer; any
+    other connection raises an OSError.
     """
 
     name: ClassVar[str]
-    """The name in ``notify.through`` and of the entry point."""
+    """The name in ``notify.through`` and in the entry point."""
 
     @abstractmethod
     def holds_credential(self, url: str) -> bool:
         """Return whether the URL itself holds a password or a token; does no I/O.
 
         Raises:
-            SpecError: the URL cannot be sent to; the message says why.
+            SpecError: no message can be sent to the URL; the message states why.
         """
 
     @abstractmethod
     def send(self, url: str, message: Message) -> None:
-        """Send the message once; return when it has been accepted.
+        """Send the message once; return when the service has accepted it.
 
         Raises:
-            CloudspotError: it was not accepted; the message says why, as in ``answered 500``.
+            CloudspotError: the message was not accepted; the error states why, as in ``answered 500``.
         """
 
 
 class Tracker(Guarded, ABC):
-    """What makes a training's run in an experiment tracker continue, whatever machines it runs on."""
+    """Lets a training's run in an experiment tracker continue, whichever machines the training uses."""
 
     name: ClassVar[str]
-    """As in ``run.trackers`` and the entry point."""
+    """The name in ``run.trackers`` and in the entry point."""
 
     @abstractmethod
     def variables(self, request: TrackingRequest) -> Mapping[int, Mapping[str, str]]:
-        """Return the environment variables of ranks, by rank, before these start.
+        """Return the environment variables for each rank, by rank, before the ranks start.
 
-        It is called on the machine, at each start of the training. Variables that the job file sets go
-        first. What the tracker has to put into the working directory it puts there now.
+        It is called on the machine, at each start of the training. Variables that the job file sets take
+        precedence. This call also writes any files that the tracker needs into the working directory.
 
         Raises:
-            CloudspotError: the run may not continue; the training starts all the same, and people are warned.
+            CloudspotError: the run may be unable to continue; training starts all the same, and people are
+                warned.
         """
 
 
 class DriverTask(Guarded, ABC):
-    """Work that whatever drives a job does now and then, as long as a record of the job asks for it.
+    """Work that a job's drivers do periodically, as long as a record of the job asks for it.
 
-    The record is ``keys.task(job_id, name)``: whoever wants the work writes it, and deletes it to end it. A
-    driver sees it without a request of its own, and does what nobody has done for ``every_seconds``, in
-    another thread: two drivers may still do it at once. There is an object for each job, which may keep what
-    it knows from one time to the next; a driver that passes by has a new one each time. A task that a driver
-    does not have, or that fails, is told by ``show``.
+    To request the work, write the record ``keys.task(job_id, name)``; to end it, delete the record. A driver
+    notices the record without an extra request, and does the work if no driver has done it for
+    ``every_seconds``. It works in another thread, and two drivers may do the work at the same time. Each job
+    has its own task object, which may keep state between calls; a driver that only makes a single pass
+    creates a new object each time. ``show`` reports a task that failed or that a driver lacks.
     """
 
     name: ClassVar[str]
-    """As in the key of the record and the entry point."""
+    """The name in the record's key and in the entry point."""
     every_seconds: ClassVar[float]
 
     @abstractmethod
     def run(self, store: ObjectStore, request: TaskRequest) -> TaskResult:
-        """Do it once.
+        """Do the work once.
 
         Raises:
-            CloudspotError: it was not done; the next time it is tried again.
+            CloudspotError: the work was not done; it is tried again the next time.
         """
 
 

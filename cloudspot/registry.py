@@ -1,8 +1,8 @@
 """Find plugins by name and object stores by URL scheme; import a plugin only when it is used.
 
 Plugins, including the built-in ones, are found by the entry points and hooks of :mod:`cloudspot.hookspecs`.
-Nobody can take the name of a built-in one. A broken plugin does not affect the others. The results of hooks
-are checked here, and guarded from then on (:mod:`cloudspot.calls.guard`).
+No plugin can take the name of a built-in one. A broken plugin does not affect the others. The results of
+hooks are checked here, and guarded from then on (:mod:`cloudspot.calls.guard`).
 """
 
 from __future__ import annotations
@@ -40,24 +40,25 @@ _opened: Final[weakref.WeakSet[ObjectStore]] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of thing that plugins provide."""
+    """One kind of plugin, such as providers."""
 
     noun: str
     """The name of the kind in messages."""
     group: str
-    """The group of the entry points that name the modules."""
+    """The entry point group that names the modules."""
     hook: str
-    """The function of the module that returns an instance."""
+    """The function in the module that returns the class or object."""
     built_in: Mapping[str, str] = field(default_factory=dict)
-    """The modules of the built-in instances, by name."""
+    """The modules of the built-in plugins, by name."""
     known: tuple[str, ...] = ()
     """Names that need no plugin."""
     together: Mapping[str, str] = field(default_factory=dict)
-    """The extra of those that one plugin of this repository brings, by name; others' is their name."""
+    """The extra that installs a plugin, for names that share one distribution; otherwise the name is the
+    extra."""
     paths: str = "plugins/{name}"
-    """The directory of its distribution in a copy of cloudspot's source."""
+    """The plugin's directory in a copy of cloudspot's source."""
     hides_text: bool = False
-    """Whether the text of its errors may hold secrets."""
+    """Whether error texts of the plugin may contain secrets."""
 
 
 _LOCAL: Final = "cloudspot.local.plugin"
@@ -77,7 +78,7 @@ TASK: Final = Kind(
 COMMAND: Final = Kind("command", COMMAND_GROUP, "cloudspot_command")
 
 LISTED_SECONDS: Final = 5.0
-"""How long the import of a plugin may take when all plugins are listed, so that one cannot block the list."""
+"""How long the import of a plugin may take when all plugins are listed, so that none can block the list."""
 
 
 @dataclass(frozen=True)
@@ -88,23 +89,23 @@ class ProviderEntry:
     distribution: str
     version: str
     error: str | None
-    """Why it cannot be used; None if it can."""
+    """Why the provider cannot be used; None if it can."""
 
 
 def provider_class(name: str) -> type[Provider]:
     """Import the provider's plugin and return its class.
 
     Raises:
-        PluginError: no such provider is installed (the message says what to run), or it is broken.
+        PluginError: no such provider is installed (the message gives the command to run), or it is broken.
     """
     return _class_of(PROVIDER, _find(PROVIDER, name), Provider)  # type: ignore[type-abstract]
 
 
 def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any] | None = None) -> Provider:
-    """Return the provider with the options of the job's ``[providers.NAME]``, without I/O.
+    """Return the provider with the options in the job's ``[providers.NAME]``, without I/O.
 
-    Without a job, options have their defaults. ``configured`` has the options of this computer's user; they
-    apply where the job sets none.
+    Without a job, options have their defaults. ``configured`` holds the options set by this computer's user;
+    they apply where the job sets none.
 
     Raises:
         PluginError: see ``provider_class``.
@@ -117,8 +118,8 @@ def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any]
         spec = msgspec.structs.replace(spec, providers={**spec.providers, name: table})
     if spec is not None and spec.run.image is not None and Capability.CONTAINERS not in class_.capabilities:
         raise SpecError(
-            f'run.image: machines of the provider "{name}" cannot run containers; the table '
-            f"providers.{name} sets their image"
+            f'run.image: machines of the provider "{name}" cannot run containers; set their '
+            f"own image in the table providers.{name}"
         )
 
     def make() -> Provider:
@@ -130,7 +131,7 @@ def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any]
 
 
 def with_driver_options(spec: JobSpec, name: str, options: Mapping[str, Any]) -> JobSpec:
-    """Return the job file with exactly these values of the provider's ``driver_options``.
+    """Return the job file with its values for the provider's ``driver_options`` replaced by these.
 
     Raises:
         PluginError: see ``provider_class``.
@@ -146,7 +147,7 @@ def open_store(url: str) -> ObjectStore:
     """Open the object store at the URL, without I/O.
 
     Raises:
-        SpecError: it is not a URL, or the plugin refuses it.
+        SpecError: the URL is malformed, or the plugin refuses it.
         PluginError: no plugin for its scheme is installed, or it is broken.
     """
     match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
@@ -160,7 +161,7 @@ def open_store(url: str) -> ObjectStore:
 
 
 def close_stores() -> None:
-    """Close those stores of ``open_store`` that are still in use somewhere; ignore errors."""
+    """Close the stores opened by ``open_store`` that are still referenced; ignore errors."""
     for store in tuple(_opened):
         with suppress(CloudspotError):
             store.close()
@@ -169,7 +170,7 @@ def close_stores() -> None:
 def open_job_store(url: str, store_id: str | None = None) -> ObjectStore:
     """Open the store of jobs at the URL, without I/O, and bind it to its id: see ``ObjectStore.hold_to``.
 
-    Use ``open_store`` for the URLs of inputs, and to submit the first job of a new store.
+    Use ``open_store`` for the URLs of inputs, and when submitting the first job of a new store.
 
     Raises:
         SpecError: see ``open_store``.
@@ -184,13 +185,13 @@ def sandbox_class(name: str, base: type[R]) -> type[R]:
     """Import the plugin and return the class that emulates its cloud, a subclass of ``base``.
 
     Raises:
-        PluginError: no such sandbox is installed (the message says what to run), or it is broken.
+        PluginError: no such sandbox is installed (the message gives the command to run), or it is broken.
     """
     return _class_of(SANDBOX, _find(SANDBOX, name), base)
 
 
 def policy_maker(name: str, base: type[G]) -> Callable[[Callable[[type[G]], G]], G]:
-    """Import the plugin and return a function that makes its market policy, a subclass of ``base``.
+    """Import the plugin and return a function that creates its market policy, a subclass of ``base``.
 
     Raises:
         PluginError: no such policy is installed, or it is broken.
@@ -204,7 +205,7 @@ def open_notifier(name: str) -> Notifier:
     """Import the plugin and return its notifier of that name.
 
     Raises:
-        PluginError: no such notifier is installed (the message says what to run), or it is broken.
+        PluginError: no such notifier is installed (the message gives the command to run), or it is broken.
     """
     declared = _find(NOTIFIER, name)
     return _made(NOTIFIER, declared, _class_of(NOTIFIER, declared, Notifier), Notifier)  # type: ignore[type-abstract]
@@ -214,17 +215,17 @@ def open_tracker(name: str) -> Tracker:
     """Import the plugin and return its tracker of that name.
 
     Raises:
-        PluginError: no such tracker is installed (the message says what to run), or it is broken.
+        PluginError: no such tracker is installed (the message gives the command to run), or it is broken.
     """
     declared = _find(TRACKER, name)
     return _made(TRACKER, declared, _class_of(TRACKER, declared, Tracker), Tracker)  # type: ignore[type-abstract]
 
 
 def open_driver_task(name: str) -> DriverTask:
-    """Import the plugin and return its driver's task of that name, a new one each time.
+    """Import the plugin and return a new driver task of that name.
 
     Raises:
-        PluginError: no such task is installed (the message says what to run), or it is broken.
+        PluginError: no such task is installed (the message gives the command to run), or it is broken.
     """
     declared = _find(TASK, name)
     return _made(TASK, declared, _class_of(TASK, declared, DriverTask), DriverTask)  # type: ignore[type-abstract]
@@ -256,7 +257,7 @@ def plugin_distributions(provider: str, *store_urls: str, trackers: Sequence[str
 
 
 def driver_distributions(provider: str, *store_urls: str, trackers: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return those of ``plugin_distributions``, and all installed notifiers, market policies and tasks.
+    """Return the ``plugin_distributions`` and all installed notifiers, market policies and tasks.
 
     Raises:
         PluginError: the provider or a store's plugin is not installed.
@@ -271,7 +272,7 @@ def distribution_of(name: str) -> tuple[str, str]:
     """Return the name and version of the distribution with that provider or, failing that, store scheme.
 
     Raises:
-        PluginError: there is neither, or the plugin cannot be used.
+        PluginError: there is no such plugin, or the plugin cannot be used.
     """
     kind = STORE if name not in provider_names() and name in store_schemes() else PROVIDER
     declared = _find(kind, name)
@@ -290,12 +291,12 @@ def sandbox_names() -> tuple[str, ...]:
 
 
 def store_schemes() -> tuple[str, ...]:
-    """Return the URL schemes that installed plugins open, sorted, without importing them."""
+    """Return the URL schemes that installed plugins can open, sorted, without importing them."""
     return tuple(sorted(_names(STORE)))
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return the names of the market policies that installed plugins bring, without importing them."""
+    """Return the names of the market policies in installed plugins, without importing them."""
     return _names(POLICY)
 
 
@@ -339,10 +340,10 @@ def comes_with_cloudspot(name: str) -> bool:
 
 def _find(kind: Kind, name: str) -> Declared:
     if name in kind.built_in:
-        # Nobody can take its name, so skip the search of the installed distributions. The search takes longer
-        # than everything else in `ps` with few jobs.
+        # No plugin can take its name, so skip the search of the installed distributions. That search takes
+        # longer than everything else that `ps` does for a few jobs.
         return _built_in(kind, name)
-    # Prefer a usable plugin to those that only claim its name.
+    # Prefer a usable plugin to one that only claims the name.
     named = [declared for declared in _all_declared(kind) if declared.name == name]
     if not named:
         raise PluginError(_missing(kind, name))
@@ -357,7 +358,7 @@ def _names(kind: Kind) -> tuple[str, ...]:
 
 
 def _all_declared(kind: Kind) -> tuple[Declared, ...]:
-    """Return the plugins of a kind: the built-in ones, then the others by name."""
+    """Return the plugins of one kind: first the built-in ones, then the others by name."""
     built_in = tuple(_built_in(kind, name) for name in kind.built_in)
     others = sorted(from_distributions(kind.group), key=lambda other: (other.name, other.distribution))
     return (*built_in, *(_judged(other, kind, others) for other in others))
@@ -377,16 +378,16 @@ def _judged(plugin: Declared, kind: Kind, others: list[Declared]) -> Declared:
     if plugin.name in kind.built_in:
         error = f'"{plugin.name}" is built in and cannot be replaced; uninstall {plugin.distribution}'
     elif rivals and error is None:
-        # Neither wins: the order of directories would decide which one is found first.
+        # Neither is used: otherwise the order of directories would decide between them.
         both = " and ".join(sorted({plugin.distribution, *rivals}))
-        error = f'{both} both bring "{plugin.name}"; uninstall one of them'
+        error = f'{both} both provide "{plugin.name}"; uninstall one of them'
     return replace(plugin, error=error)
 
 
 def _missing(kind: Kind, name: str) -> str:
-    """Return a message about the missing plugin, with a command that installs it if cloudspot has it.
+    """Return a message about the missing plugin, with the command that installs it if cloudspot has one.
 
-    A name that is not published is never suggested: anyone who registered it could run code here.
+    Never suggest a name that is not published: anyone who registered it could run code here.
     """
     if kind is STORE:
         schemes = ", ".join(f"{known}://" for known in store_schemes())
@@ -413,15 +414,15 @@ _guards: Final[dict[str, Guard]] = {}
 
 
 def _guard_of(kind: Kind, declared: Declared) -> Guard:
-    """Return the plugin's guard, which is always the same one, because it counts the calls that hang."""
+    """Return the plugin's guard, always the same object, because it counts the calls that hang."""
     told = f"{kind.noun} {declared}"
-    # A sandbox is forked from this process, which must not have other threads at that time.
+    # A sandbox is forked from this process, which must have no other threads at that time.
     is_cut_off = declared.distribution != "cloudspot" and kind is not SANDBOX
     return _guards.setdefault(told, Guard(told, is_cut_off=is_cut_off, hides_text=kind.hides_text))
 
 
 def _class_of(kind: Kind, declared: Declared, base: type[R]) -> type[R]:
-    """Import a plugin and return the class that its hook returns, after checks."""
+    """Import a plugin, check the class that its hook returns, and return that class."""
     class_ = _hooked(kind, declared, type, name=declared.name)
     if not issubclass(class_, base):
         fault: str | None = f"{class_.__name__} is not a subclass of {base.__name__}"
@@ -447,7 +448,7 @@ def _capability_fault(class_: type[Provider]) -> str | None:
 
 
 def _made(kind: Kind, declared: Declared, make: Callable[[], G], interface: type[Guarded]) -> G:
-    """Return the object that ``make`` makes from the plugin's class, guarded from now on."""
+    """Return the object that ``make`` creates from the plugin's class, guarded from now on."""
     guard = _guard_of(kind, declared)
     return guard.enter(guard.run("making it", LOAD, make), interface)
 
@@ -458,7 +459,7 @@ def _hooked(kind: Kind, declared: Declared, wanted: type[R], **about: str) -> R:
     found = guard.run(f"its hook {kind.hook}", LOAD, lambda: hook(**about))
     if isinstance(found, wanted):
         return found
-    # Show no value: that of a store may hold credentials.
+    # Show no value: the value for a store may contain credentials.
     if found is None:
         fault = f'its hook {kind.hook} returned None for "{declared.name}"'
     elif wanted is type:
@@ -470,13 +471,13 @@ def _hooked(kind: Kind, declared: Declared, wanted: type[R], **about: str) -> R:
 
 
 def _hook(kind: Kind, declared: Declared) -> Callable[..., object]:
-    """Import a plugin and return its hook, from a plugin manager that knows no other plugin."""
+    """Import a plugin and return its hook, from a plugin manager that contains no other plugin."""
     guard = _guard_of(kind, declared)
     module = guard.run("its module", LOAD, partial(_imported, declared))
     if not inspect.ismodule(module):
         name = declared.module.partition(":")[0]
         raise guard.broken(f"its entry point names {declared.module}; it must name the module alone: {name}")
-    # Check this before the hooks: those of another version may be unknown here.
+    # Check this before the hooks: another version's hooks may be unknown here.
     _check_api_version(declared, module)
     manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
     manager.add_hookspecs(hookspecs)

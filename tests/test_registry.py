@@ -459,12 +459,12 @@ def test_a_plugin_does_not_replace_a_built_in_one(site, tmp_path):
 def test_of_two_plugins_with_one_name_neither_wins(site):
     site.install("cloudspot-sky")
     site.install("sky-for-cloudspot", entry_points=only("sky") + "sky_for_cloudspot")
-    reason = 'cloudspot-sky and sky-for-cloudspot both bring "sky"; uninstall one of them'
+    reason = 'cloudspot-sky and sky-for-cloudspot both provide "sky"; uninstall one of them'
     assert [(entry.distribution, entry.error) for entry in others()] == [
         ("cloudspot-sky", reason),
         ("sky-for-cloudspot", reason),
     ]
-    with pytest.raises(PluginError, match="both bring"):
+    with pytest.raises(PluginError, match="both provide"):
         provider_class("sky")
 
 

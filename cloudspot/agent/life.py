@@ -129,7 +129,7 @@ class Life:
             lambda: launches.claim_slot(context.store, node.job_id, node.launch, identity.rank, identity)
         )
         if slot.instance_id != identity.instance_id:
-            _log.warning("the seat of node %s is void or has another machine: ending", context.seat)
+            _log.warning("the seat of node %s is void or belongs to another machine: ending", context.seat)
             return
         self._remember()
         self.logs.start()
@@ -153,7 +153,7 @@ class Life:
             raise
         except (CloudspotError, OSError) as error:
             # The next agent would fail too, and the machine would be paid for meanwhile.
-            _log.exception("this node cannot go on")
+            _log.exception("this node cannot continue")
             leaving = Leaving("failed", str(error), exit_code=1)
         end_training(node)
         if self.keeping.may_follow(leaving):

@@ -67,7 +67,7 @@ def main() -> int:
             _live(node, pipe)
         except (PluginFault, TransientError) as error:
             # The boot script starts another agent, unless it has started too many.
-            _log.exception("the agent cannot go on")
+            _log.exception("the agent cannot continue")
             sys.stderr.write(f"cloudspot: {error}\n")
             return 1
         except (AuthError, PluginError) as error:
@@ -78,7 +78,7 @@ def main() -> int:
             sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
             return CANNOT_SERVE
         except Exception:  # noqa: BLE001 # a bug of the agent must be in the delivered log
-            _log.exception("the agent cannot go on")
+            _log.exception("the agent cannot continue")
             return 1
     return 0
 
@@ -109,7 +109,7 @@ def _live(node: Node, pipe: NoticePipe) -> None:
     _at_start(lambda: clock_of(store).compare(store))
     seated = _at_start(lambda: _seated(node, store, identity))
     if seated is None:
-        _log.warning("all seats of launch %d are void or have other machines: ending", node.launch)
+        _log.warning("all seats of launch %d are void or belong to other machines: ending", node.launch)
         return
     try:
         Life(node, store, provider, Job(submission, spec, seated), pipe).run()

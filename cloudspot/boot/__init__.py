@@ -1,1 +1,1 @@
-"""The boot script and the archives with which a machine gets from a bare boot to a running agent."""
+"""The boot script and the archives that take a machine from a bare boot to a running agent."""

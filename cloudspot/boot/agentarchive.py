@@ -46,19 +46,19 @@ class AgentArchive:
     """The agent's archive, which is staged in the store for the nodes."""
 
     data: bytes = field(repr=False)
-    """A tar archive of wheels, without times and owners."""
+    """A tar archive of wheels, without timestamps and owners."""
     sha256: str
     """The hash of ``data``, in hex."""
     digest: str
     """The code hash of cloudspot and the plugins, in hex; an image with the same code needs no archive."""
     requirements: tuple[str, ...]
-    """The distributions of that code; the rest of the archive are their dependencies."""
+    """The distributions that contain this code; all other wheels in the archive are their dependencies."""
 
 
 def make_agent_archive(plugins: Sequence[str], *, drives: bool = False) -> AgentArchive:
     """Return the archive with cloudspot, the plugins' distributions, and all their dependencies.
 
-    If ``drives``, the dependencies that only drivers need are included.
+    If ``drives``, include the dependencies that only drivers need.
 
     Raises:
         CloudspotError: a distribution is not installed, or its files cannot be found.
@@ -104,9 +104,9 @@ def code_digest(names: Iterable[str]) -> str:
 
 
 def _came_from_index(distribution: metadata.Distribution) -> bool:
-    """Return whether it came from a package index, and not from a directory, a repository or a file.
+    """Return whether the distribution comes from a package index, not a directory, repository or file.
 
-    Installers record the URL of a directory, repository or file. Conda records a URL for every package.
+    Installers record the URL of a directory, repository or file, but Conda records a URL for every package.
     """
     installer = (distribution.read_text("INSTALLER") or "").strip()
     return distribution.read_text("direct_url.json") is None or installer == "conda"
@@ -134,13 +134,14 @@ def _wheel(
             info = zipfile.ZipInfo(path, _TIME)
             info.external_attr = 0o644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
-            # The user waits; the lowest level takes a third of the usual time and saves nearly as much.
+            # The user waits for this; the lowest level takes a third of the default's time and saves nearly
+            # as much.
             archive.writestr(info, data, compresslevel=1)
     return f"{stem}-{_compressed(tags)}.whl", target.getvalue()
 
 
 def _for_machines(distribution: metadata.Distribution, text: str, left_out: frozenset[str]) -> str:
-    """Return the metadata without the requirements that the archive leaves out, which pip would require."""
+    """Return the metadata, without the requirements that the archive omits and pip would otherwise demand."""
     if canonical(distribution.metadata["Name"]) != CORE:
         return text
     return "".join(line for line in text.splitlines(keepends=True) if not _requires(line, left_out))
@@ -158,9 +159,9 @@ def _files(distribution: metadata.Distribution) -> dict[str, bytes]:
 
 
 def _listed_files(distribution: metadata.Distribution) -> dict[str, bytes]:
-    """Return the distribution's own files by their path in a wheel, without files added by installers.
+    """Return the distribution's own files by their path in a wheel, without files that installers added.
 
-    It is empty if the installer has left no list.
+    The result is empty if the installer recorded no list of files.
     """
     contents: dict[str, bytes] = {}
     listed = () if distribution.read_text("RECORD") is None else distribution.files
@@ -191,9 +192,9 @@ def _package_files(distribution: metadata.Distribution) -> dict[str, bytes]:
 
 
 def closure(names: Iterable[str], *, left_out: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Return the distributions and all their dependencies here, sorted by canonical name.
+    """Return the distributions and all their installed dependencies, sorted by canonical name.
 
-    ``left_out`` has the requirements of cloudspot that are not wanted.
+    ``left_out`` names the requirements of cloudspot to omit.
 
     Raises:
         CloudspotError: a distribution is not installed.
@@ -215,7 +216,7 @@ def closure(names: Iterable[str], *, left_out: frozenset[str] = frozenset()) -> 
 
 
 def _needed(distribution: metadata.Distribution, extra: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the required names, each with its extras: those of ``extra``, or without any if it is empty.
+    """Yield the names that ``extra`` requires, or the basic ones if it is empty, each with its own extras.
 
     The caller skips requirements that do not apply here, because they are not installed.
     """

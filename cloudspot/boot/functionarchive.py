@@ -14,15 +14,15 @@ from cloudspot.errors import CloudspotError
 
 _TIME = (2020, 1, 1, 0, 0, 0)
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)")
-"""PEP 600; older tags such as ``manylinux2014`` need only libraries that every runtime has."""
+"""PEP 600; older tags such as ``manylinux2014`` need only libraries that every function runtime has."""
 
 
 @dataclass(frozen=True)
 class FunctionArchive:
-    """The code of a function."""
+    """The code of a function, ready to deploy."""
 
     data: bytes = field(repr=False)
-    """A zip without times and owners, so that equal code gives equal bytes."""
+    """A zip without timestamps and owners, so that equal code gives equal bytes."""
     unpacked_bytes: int
     needs_glibc: tuple[int, int]
     """The minimum glibc version that the compiled code's tags require; (0, 0) if any version will do."""
@@ -47,7 +47,7 @@ def make_function_archive(plugins: Sequence[str]) -> FunctionArchive:
         index = held["index.txt"]
         assert index is not None, "the archive holds files only"
         listed = index.read().decode().split()
-    # A wheel's name has "_" in place of the project's separators.
+    # A wheel's file name has "_" in place of the separators in the project's name.
     compiled = {name.partition("/")[2].split("-")[0].lower() for name in wheels}
     missing = [one for one in listed if one.partition("==")[0].replace("-", "_").lower() not in compiled]
     if missing:
@@ -67,6 +67,6 @@ def make_function_archive(plugins: Sequence[str]) -> FunctionArchive:
 
 
 def _glibc_of(wheel: str) -> tuple[int, int]:
-    """Return the minimum version of the C library for a wheel, by the tags in its name."""
+    """Return the minimum version of glibc for a wheel, from the tags in its file name."""
     found = [(int(major), int(minor)) for major, minor in _MANYLINUX.findall(wheel)]
     return min(found, default=(0, 0))

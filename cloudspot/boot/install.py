@@ -1,4 +1,4 @@
-"""The part of the boot script that fetches and checks the agent's archive; it needs only Python."""
+"""The part of the boot script that fetches and verifies the agent's archive; it needs only Python."""
 
 import hashlib
 import io
@@ -10,10 +10,11 @@ from pathlib import Path
 
 
 def install(fetch: Callable[[str, str, Path], None]) -> None:
-    """Unpack the archive into ``<home>/archive`` if its hash is right.
+    """Unpack the archive into ``<home>/archive`` if its hash is correct.
 
     The process's arguments name the store, the archive's key, its hash and ``home``. The member names need no
-    check: the hash comes with this script, so the bytes are the submitter's, whose code is run anyway.
+    check: the hash comes with this script, so the archive is the submitter's, whose code the machine runs
+    anyway.
     """
     store_url, key, sha256, home = sys.argv[1:]
     fetched, unpacked = Path(home, "agent.tar"), Path(home, "archive")

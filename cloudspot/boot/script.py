@@ -1,4 +1,4 @@
-"""Render the boot script, which is the user data of a launch's machines; pure."""
+"""Render the boot script, which is the user data of a launch's machines. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ DEFAULT_NODE_DIR = "/var/lib/cloudspot"
 """The directory for the agent's files, unless the profile or the machine sets another."""
 
 LAST_SECONDS = 900.0
-"""How long before the end of a machine's life its agent gets a notice. The notice states two thirds of it,
+"""How long before a machine's maximum age its agent gets a notice. The notice states two thirds of this time,
 because clouds that limit a machine's age count from its launch."""
 LAST_SHARE = 0.1
-"""The maximum share of a machine's life that remains after the notice."""
+"""The maximum share of a machine's life that the time after this notice may take."""
 NOTICE_SHARE = 2 / 3
 
 _INSTALLATION = "# --- installation ---\n"
-"""The line of boot.sh where the installation goes."""
+"""The line of boot.sh that the installation replaces."""
 _END = "CLOUDSPOT_INSTALL"
 
 
 class Install(msgspec.Struct, frozen=True, kw_only=True):
-    """The archive of a machine's agent, and the digest that shows whether the machine needs it."""
+    """The archive of a machine's agent, and the digest that shows whether the machine needs the archive."""
 
     key: str
     """The archive's key in the store."""
     sha256: str
-    """The archive's hash. The machine gets it with the script, and not from the store like the archive."""
+    """The archive's hash. The machine gets this hash with the script, while the archive comes from the store.
+    """
     digest: str
-    """The code's digest, which ``python -m cloudspot.boot.agentarchive`` prints if the code is installed."""
+    """The digest that ``python -m cloudspot.boot.agentarchive`` prints if the same code is installed."""
     requirements: tuple[str, ...]
-    """The distributions of that code."""
+    """The distributions that contain this code."""
 
 
 class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,13 +55,14 @@ class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     profile: BootProfile
     max_seconds: float
-    """The time after which the machine ends itself in any case."""
+    """The time after which the machine ends itself in all cases."""
     version: str
-    """The version of cloudspot that rendered the script, so that a machine cannot silently run another."""
+    """The version of cloudspot that rendered the script; a machine with another version must not run
+    unnoticed."""
     stages_inputs: bool = False
     """Whether the job has inputs that its machines keep on their disks."""
     install: Install | None = None
-    """The agent's archive; it is needed if the image may have no cloudspot."""
+    """The agent's archive, which is needed if the image may lack cloudspot."""
     store_id: str | None = None
     """The store's id, if it has one; see ``ObjectStore.establish``."""
 
@@ -68,17 +70,17 @@ class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
 def render_boot_script(plan: BootPlan) -> str:
     """Return the bash script that a machine of this launch runs once at boot, as root or as an ordinary user.
 
-    First it starts the self-kill timer, which gives the agent a notice before the machine's end. A machine
-    that boots a second time has lost its timer and ends itself: through this script if the cloud runs it at
-    each boot, else through a cloud-init hook from the first boot. If the image may have no cloudspot, the
-    script installs the staged code into a separate environment, unless the image has the same code. Then it
-    runs ``python -m cloudspot.agent``, repeats that after each failure, and ends the machine when the agent
-    exits with 0 or cannot run at all.
+    The script first starts the self-kill timer, which gives the agent a notice before the machine's end. A
+    machine that boots a second time has lost its timer and ends itself: through this script if the cloud runs
+    it at each boot, otherwise through a cloud-init hook that the first boot installed. If the image may lack
+    cloudspot, the script installs the staged code into a separate environment, unless the image has the same
+    code. Then it runs ``python -m cloudspot.agent``, restarts the agent after each failure, and ends the
+    machine when the agent exits with 0 or cannot run at all.
 
     The agent's environment has ``CLOUDSPOT_JOB``, ``CLOUDSPOT_SUBMISSION``, ``CLOUDSPOT_LAUNCH``,
     ``CLOUDSPOT_STORE``, ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``, ``CLOUDSPOT_TRAIN_PYTHON``,
-    ``CLOUDSPOT_SHUTDOWN``, ``CLOUDSPOT_VERSION``, perhaps ``CLOUDSPOT_STORE_ID``, and the profile's
-    variables. The same plan gives the same bytes.
+    ``CLOUDSPOT_SHUTDOWN``, ``CLOUDSPOT_VERSION``, ``CLOUDSPOT_STORE_ID`` if the store has an id, and the
+    profile's variables. The same plan gives the same bytes.
 
     Raises:
         CloudspotError: the profile needs an installation but no archive is staged or the provider cannot
@@ -86,8 +88,10 @@ def render_boot_script(plan: BootPlan) -> str:
     """
     profile = plan.profile
     if not profile.has_cloudspot and (plan.install is None or not profile.fetch_code):
-        missing = "no agent is staged for it" if plan.install is None else "it cannot fetch one"
-        raise CloudspotError(f"provider {plan.provider!r} boots an image without cloudspot, and {missing}")
+        missing = "no agent is staged" if plan.install is None else "the provider cannot fetch an agent"
+        raise CloudspotError(
+            f"the image of provider {plan.provider!r} does not have cloudspot, and {missing}"
+        )
     last = min(LAST_SECONDS, LAST_SHARE * plan.max_seconds)
     exports = {
         "CLOUDSPOT_JOB": plan.job_id,
@@ -120,8 +124,8 @@ def render_boot_script(plan: BootPlan) -> str:
 def ending_command(profile: BootProfile) -> str:
     """Return the shell commands with which a machine ends itself.
 
-    If the provider has code that ends the machine through the cloud's API, it comes first. If that is not
-    permitted or the cloud does not answer, the machine at least shuts down.
+    Code of the provider that ends the machine through the cloud's API runs first, if there is any. If the
+    cloud does not permit that or does not answer, the machine at least shuts down.
     """
     if not profile.end_code:
         return profile.shutdown_command
@@ -130,7 +134,7 @@ def ending_command(profile: BootProfile) -> str:
 
 
 def _own_disks(profile: BootProfile) -> str:
-    """Return the part that mounts the machine's own disks, or an empty string if its kind has none."""
+    """Return the part that mounts the machine's own disks, or an empty string if its type has none."""
     if not (profile.own_disks or profile.own_directories):
         return ""
     values = {"own_disks": profile.own_disks, "own_directories": profile.own_directories}
@@ -157,7 +161,7 @@ def _installation(plan: BootPlan) -> str:
 
 
 def _bare(shell: str) -> str:
-    """Return the script without its comments, because clouds limit the user data, some to 16 KB."""
+    """Return the script without its comments, because clouds limit the size of user data, some to 16 KB."""
     lines = shell.splitlines(keepends=True)
     return "".join(line for line in lines if not line.lstrip().startswith("# ") or "shellcheck" in line)
 

@@ -20,7 +20,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """The moment, by this process's ``time.monotonic()``, after which nobody waits for the result."""
 
     def seconds_left(self) -> float:
-        """Return how long the caller still waits; 0 once the deadline has passed."""
+        """Return how many seconds the caller will still wait; 0 once the deadline has passed."""
         return max(0.0, self.deadline - time.monotonic())
 
 
@@ -44,7 +44,7 @@ class LinkRequest(Call, frozen=True, kw_only=True):
 
     key: str
     seconds: float
-    """How long the link should work: 1 to 604,800."""
+    """For how many seconds the link should work, from 1 to 604,800."""
     media_type: str
     """The media type for browsers, such as ``text/html; charset=utf-8``."""
 
@@ -54,9 +54,9 @@ class LinkResult(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     ends_at: datetime
-    """When the link ends at the latest, by this computer's clock."""
+    """The latest time at which the link expires, by this computer's clock."""
     note: str = ""
-    """Why the link ends, or may end, before the requested time; empty if it does not."""
+    """Why the link expires, or may expire, before the requested time; otherwise empty."""
 
 
 class TrackingRequest(Call, frozen=True, kw_only=True):
@@ -68,16 +68,16 @@ class TrackingRequest(Call, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     """The global ranks that start on this machine."""
     step: int | None
-    """The step from which a session's checkpoint resumes; None: there is none, so nobody knows."""
+    """The step of the checkpoint that the training resumes from; None if no session has saved one."""
     work: Path
     """The working directory of the training."""
     artifacts: Path
-    """The directory of ``CLOUDSPOT_ARTIFACTS``."""
+    """The directory that ``CLOUDSPOT_ARTIFACTS`` names."""
     environment: Mapping[str, str]
-    """That of the training."""
+    """The environment of the training."""
     run_python: Callable[[str, float], str]
-    """Runs code with the training's Python, in that environment, for so many seconds at the most; returns
-    what it prints. Raises CloudspotError if it fails."""
+    """Runs code with the training's Python in that environment, for at most the given number of seconds, and
+    returns its output. Raises CloudspotError if it fails."""
 
 
 class TaskRequest(Call, frozen=True, kw_only=True):
@@ -85,29 +85,29 @@ class TaskRequest(Call, frozen=True, kw_only=True):
 
     job_id: str
     asked: bytes
-    """What was written when drivers were asked to do it."""
+    """The content of the record that asks drivers for this work."""
     is_over: bool
-    """The job has ended: drivers do this once more, and then no longer look at it."""
+    """Whether the job has ended: drivers then do the work once more and never again."""
 
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``DriverTask.run``."""
 
     is_finished: bool = False
-    """It is to be done no more: the record that asks for it is deleted."""
+    """Whether the work is finished for good; the record that asks for it is then deleted."""
 
 
 class InstancesRequest(Call, frozen=True, kw_only=True):
     """For ``Provisioner.instances``."""
 
     job_id: str | None = None
-    """The job whose machines are requested; None requests those of all jobs."""
+    """The job whose machines are requested; None requests the machines of all jobs."""
     store_url: str = ""
-    """The store whose jobs' machines are requested, as in ``InstanceGroup.store_url``, with the machines that
-    name no store; empty requests those of all stores."""
+    """The store whose jobs' machines are requested, as in ``InstanceGroup.store_url``; machines that name no
+    store are included. An empty string requests the machines of all stores."""
 
     def wants(self, instance: Instance) -> bool:
-        """Return whether the machine is requested."""
+        """Return whether this request includes the machine."""
         return self.job_id in {None, instance.job_id} and (
             not self.store_url or instance.store_url in {"", self.store_url}
         )
@@ -126,22 +126,22 @@ class TerminateRequest(Call, frozen=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine that the provider did not begin to end."""
+    """A machine that the provider refused to end."""
 
     instance_id: str
     reason: str
-    """One line, for example that the machine is protected."""
+    """The reason in one line, for example that the machine is protected."""
 
 
 class TerminateResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``Provisioner.terminate``."""
 
     refused: tuple[Refused, ...] = ()
-    """The machines that may run on; unknown and ended machines are not among them."""
+    """The machines that may still be running; unknown and ended machines are not included."""
 
     @property
     def problem(self) -> str:
-        """The refusals in one line; empty if there are none."""
+        """The refusals in one line; empty if no machine was refused."""
         return "; ".join(f"{one.instance_id} cannot be ended: {one.reason}" for one in self.refused)
 
 
@@ -155,7 +155,7 @@ class OffersResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``Provisioner.offers``."""
 
     offers: tuple[Offer, ...]
-    """In any order."""
+    """The offers, in any order."""
 
 
 class PreemptRequest(Call, frozen=True, kw_only=True):
@@ -163,35 +163,38 @@ class PreemptRequest(Call, frozen=True, kw_only=True):
 
     instance_id: str
     notice_seconds: float | None = None
-    """The length of the notice; 0 takes the machine without notice, None gives the usual notice."""
+    """The length of the notice; 0 takes the machine without notice, and None gives the usual notice."""
 
 
 class PreemptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Of ``Provider.preempt``; the provider has accepted. It has no fields yet."""
+    """The result of ``Provider.preempt``, which means that the provider has accepted the request.
+
+    It has no fields yet.
+    """
 
 
 class CheckRequest(Call, frozen=True, kw_only=True):
-    """For ``Provider.check`` and ``ObjectStore.check``."""
+    """The request of ``Provider.check`` and ``ObjectStore.check``."""
 
     resources: Resources | None = None
     """The resources that one node of the job needs, or None if there is no job."""
 
 
 class CheckResults(msgspec.Struct, frozen=True, kw_only=True):
-    """Of ``Provider.check`` and ``ObjectStore.check``."""
+    """The result of ``Provider.check`` and ``ObjectStore.check``."""
 
     results: tuple[CheckResult, ...] = ()
-    """In the order in which they are shown."""
+    """The results, in the order in which they are shown."""
 
 
 class SetupRequest(Call, frozen=True, kw_only=True):
-    """For ``AccountSetup.parts`` and ``AccountSetup.settings``."""
+    """The request of ``AccountSetup.parts`` and ``AccountSetup.settings``."""
 
     store_url: str | None = None
-    """The bucket to make, as the URL of a store; None lets the provider name it after the account."""
+    """The bucket to create, as the URL of a store; if None, the provider names it after the account."""
     grant_to: tuple[str, ...] = ()
-    """The only principals that get a submitter's permissions, in the provider's notation."""
+    """The only principals that receive a submitter's permissions, in the provider's notation."""
     monthly_limit: float | None = None
-    """The monthly bill, in the account's currency, from which on a warning is sent; None sends no warning."""
+    """The monthly bill, in the account's currency, above which a warning is sent; None sends no warning."""
     warn: str | None = None
-    """The mail address for the warning."""
+    """The e-mail address for the warning."""

@@ -10,8 +10,8 @@ that a marked object returns. A call of a marked object, by the table ``CALLS``,
   result is ignored.
 
 Objects without a mark, such as those that a test makes, are not guarded. Plugins that ship with cloudspot are
-not cut off, because the change of threads costs 50 µs, more than their calls to this computer. On a machine
-nothing is cut off: each duty has its own thread, and drivers replace a node that does not beat.
+not cut off, because changing threads costs 50 µs, more than their calls to this computer. On a machine no
+call is cut off: each duty has its own thread, and drivers replace a node whose heartbeat stops.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ class Rule:
     """The time limit of a method, and the effect of its failure."""
 
     seconds: float
-    """How long it may take."""
+    """How long the method may take."""
     seconds_per_mib: float = 0.0
     """The additional time for each MiB of its last argument: the data, the buffer, or their length."""
     is_callers: bool = False
     """Whether the limit is the caller's deadline, which is shorter than the plugin's limit."""
     is_unknown: bool = False
-    """Whether a failed call may have bought, changed or written something, so that it must be repeated."""
+    """Whether a failed call may still have bought, changed or written something, so that it must be repeated.
+    """
 
 
 def _within(seconds: float, names: str, **more: Any) -> dict[str, Rule]:
@@ -54,7 +55,7 @@ def _within(seconds: float, names: str, **more: Any) -> dict[str, Rule]:
 
 CALLS: Final[Mapping[str, dict[str, Rule]]] = {
     "Provider": {
-        # These make an object without any request, but may import an SDK.
+        # These make an object without sending a request, but may import an SDK.
         **_within(60.0, "provisioner preemption_source function_host image_host log_sink"),
         **_within(60.0, "account_setup"),
         **_within(60.0, "boot_profile default_store node_identity registry_login"),
@@ -94,7 +95,7 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
         **_within(300.0, "commit", is_unknown=True),
     },
     "ObjectStore": {
-        # SDKs give up a request after about a minute, and try it again.
+        # SDKs give up on a request after about a minute, and then try it again.
         **_within(120.0, "find_id hold_to head open_upload presign_get link"),
         **_within(120.0, "list_page list_pages unfinished_uploads"),
         **_within(120.0, "get_range get_range_into", seconds_per_mib=10.0),
@@ -112,29 +113,29 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
     "Notifier": _within(20.0, "holds_credential send"),
     "DriverTask": _within(60.0, "run"),
     "Tracker": _within(300.0, "variables"),
-    # It only calculates, and a simulation calls it thousands of times.
+    # The method only calculates, and a simulation calls it thousands of times.
     "PluginPolicy": _within(math.inf, "choose"),
 }
-"""How long each call of a plugin may take, by interface; for an iterator, the limit is that of each step."""
+"""The time limit of each call of a plugin, by interface; for an iterator, the limit applies to each step."""
 
 LOAD: Final = Rule(60.0)
 """The rule for the import of a plugin's module and the call of its hook."""
 MAX_HANGING: Final = 4
-"""A plugin with this many hanging calls is not called again until one of them returns."""
+"""A plugin with this many hanging calls is not called again until one of the calls returns."""
 _BATCH_SECONDS: Final = 0.05
-"""An iterator's items of this period are passed between threads together."""
+"""Items that an iterator yields within this time are passed between threads together."""
 _MARK: Final = "_cloudspot_guard"
 
 
 class _WrongAnswer(TypeError):
-    """A call returned a value that its interface does not allow; the message names it."""
+    """A call returned a value that its interface does not allow; the message names the value's type."""
 
 
 class Guard:
     """The guard of one plugin, which all its objects share."""
 
     def __init__(self, told: str, *, is_cut_off: bool = True, hides_text: bool = False) -> None:
-        """``told`` names the plugin: ``provider "acme" of cloudspot-acme 1.2``.
+        """``told`` names the plugin in messages: ``provider "acme" of cloudspot-acme 1.2``.
 
         If ``is_cut_off``, its calls have time limits. If ``hides_text``, its errors may contain a secret, so
         that only their type is reported.
@@ -167,7 +168,7 @@ class Guard:
         request: Callable[[], R],
         passes: Callable[[Exception], bool] = lambda _error: False,
     ) -> R:
-        """Return the result of the plugin's code within the time limit, or raise its fault.
+        """Return the result of the plugin's code, which must end within the time limit, or raise its fault.
 
         ``passes`` returns whether an error other than a CloudspotError may be raised unchanged.
         """
@@ -176,7 +177,10 @@ class Guard:
         if math.isinf(rule.seconds) or not self._changes_threads:
             return self._translated(what, rule, request, passes)
         if num_hanging(self) >= MAX_HANGING:
-            raise OverdueError(f"{self._told} hangs: {what} was not tried, because {MAX_HANGING} calls hang")
+            raise OverdueError(
+                f"{self._told} hangs: {what} was not attempted because {MAX_HANGING} calls are already "
+                "hanging"
+            )
         try:
             return call_within(
                 rule.seconds, lambda: self._translated(what, rule, request, passes), owner=self
@@ -192,7 +196,7 @@ class Guard:
 
     @property
     def _changes_threads(self) -> bool:
-        """Whether a call is made in another thread; nested calls are cut off with it."""
+        """Return whether a call is made in another thread; calls nested in it are cut off with it."""
         return limits.are_enforced and self._is_cut_off and inside.plugin is None
 
     def _translated(
@@ -233,12 +237,14 @@ class Guard:
             if isinstance(request, Call):
                 left = request.seconds_left()
                 if left <= 0:
-                    raise OverdueError(f"{self._told}: {called.told} was not tried: its deadline has passed")
+                    raise OverdueError(
+                        f"{self._told}: {called.told} was not attempted because its deadline has passed"
+                    )
                 rule = rule if rule.seconds <= left else replace(rule, seconds=left, is_callers=True)
                 deadline = min(request.deadline, time.monotonic() + rule.seconds)
                 args = (msgspec.structs.replace(request, deadline=deadline), *args[1:])
             elif isinstance(args[-1], bytearray | memoryview):
-                # A call that is cut off goes on to use its buffer, so it gets a copy.
+                # A call that was cut off may still use its buffer, so it gets a copy.
                 buffer = args[-1]
                 args = (*args[:-1], bytearray(buffer) if called.name == "get_range_into" else bytes(buffer))
         try:
@@ -338,7 +344,7 @@ class Guarded:
     """Whether results are checked; False for a class that passes on another object's checked results."""
 
     def __init_subclass__(cls) -> None:
-        """Put the guard around the methods in ``CALLS`` that the class, or another of its bases, defines."""
+        """Put the guard around the methods in ``CALLS`` that the class or one of its other bases defines."""
         super().__init_subclass__()
         if Guarded in cls.__bases__:
             return
@@ -353,7 +359,7 @@ class Guarded:
         return False
 
     def _note_call(self, name: str) -> None:
-        """Note that a call was made, whether it succeeded or failed."""
+        """Hook for subclasses: a call was made, whether it succeeded or failed."""
 
 
 def _guarded(class_: type[Guarded], interface: type[Guarded], name: str, method: Any) -> Any:
@@ -365,7 +371,7 @@ def _guarded(class_: type[Guarded], interface: type[Guarded], name: str, method:
         return called.answer(method.__get__(self, type(self))(*args, **kwargs))
 
     run = method if check is None else check(typed)
-    if not isinstance(run, FunctionType):  # a static method, say
+    if not isinstance(run, FunctionType):  # such as a static method
 
         def run(self: Guarded, /, *args: Any, **kwargs: Any) -> Any:
             return method.__get__(self, type(self))(*args, **kwargs)
@@ -442,7 +448,7 @@ def _check_type(value: Any, hint: Any) -> None:
             found = getattr(value, name)
             if not _fits(found, wanted):
                 fault = f"{name} is {_kind_of(found)}, not {_name_of(wanted)}"
-                raise _WrongAnswer(f"returned {_name_of(kind)} whose {fault}")
+                raise _WrongAnswer(f"returned {_name_of(kind)} with a wrong field: {fault}")
 
 
 @functools.cache

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cloudspot.interfaces import ObjectStore
 
 MAX_JOBS = 200
-"""More ids than anyone reads; typing one more letter reduces them."""
+"""More ids than anyone would read; typing one more letter narrows them down."""
 MAX_GENERATIONS = 1000
 
 
@@ -24,7 +24,7 @@ _Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _quiet(find: Callable[[click.Context, str], Iterable[str]]) -> _Complete:
-    """Return a completer that offers the results that start with the typed text, and nothing on errors."""
+    """Return a completer that offers the results starting with the typed text, and nothing on errors."""
 
     @functools.wraps(find)
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -87,16 +87,16 @@ def complete_generations(ctx: click.Context, _incomplete: str) -> Iterable[str]:
 
 
 def _job(ctx: click.Context) -> tuple[ObjectStore, str]:
-    """Return the store and the id of the job on the unfinished line."""
+    """Return the store and the id of the job on the unfinished command line."""
     from cloudspot.cli.jobs import find_job, open_named_store
 
     store = open_named_store(_store_url(ctx))
-    # If the line ends with an option without its value, click leaves the arguments unparsed.
+    # If the line ends with an option that lacks its value, click leaves the arguments unparsed.
     return store, find_job(store, ctx.params.get("job_id") or ctx.args[0])
 
 
 def _store_url(ctx: click.Context) -> str | None:
-    """Return the store named on the unfinished line, whose options are parsed without callbacks."""
+    """Return the store named on the unfinished command line, whose options are parsed without callbacks."""
     from cloudspot.cli.config import named_store
 
     text = ctx.params.get("store_url")

@@ -34,29 +34,29 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``config.toml``: the user's stores, notifications, and options of this computer."""
 
     default_store: str | None = None
-    """The store to use if nothing else names one: a name from ``[stores]`` or a URL."""
+    """The store to use if nothing else names one: a name from ``[stores]``, or a URL."""
     stores: dict[_StoreName, Url] = msgspec.field(default_factory=dict)
-    """URLs by names of your choice, which ``--store`` and ``CLOUDSPOT_STORE`` also accept."""
+    """URLs under names of your choice, which ``--store`` and ``CLOUDSPOT_STORE`` also accept."""
     notify: NotifySpec = NotifySpec()
-    """``[notify]`` as in [the job file](job-file.md), for jobs that you submit with a job file without one.
-    It becomes a part of the job."""
+    """``[notify]`` as in [the job file](job-file.md), for jobs whose job file has no such table. It becomes
+    part of the job when you submit one."""
     providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
-    """``[providers.NAME]``: options of a provider, for job files of yours that omit them. They become a part
-    of the job, except for those that name something on this computer, such as a kubeconfig: these also apply
-    to stored jobs that you drive."""
+    """``[providers.NAME]``: options of a provider, for your job files that do not set them. They become part
+    of the job, except for options that name a resource of this computer, such as a kubeconfig: these also
+    apply to stored jobs that you drive."""
 
 
 def config_path() -> Path | None:
     """Return the path of the config file, which may not exist.
 
-    It is ``$CLOUDSPOT_CONFIG`` or, by default, ``cloudspot/config.toml`` under ``$XDG_CONFIG_HOME`` or under
-    ``~/.config``; None if none of these is known.
+    It is ``$CLOUDSPOT_CONFIG`` or, by default, ``cloudspot/config.toml`` under ``$XDG_CONFIG_HOME`` or
+    ``~/.config``; None if none of these is set or known.
     """
     named = os.environ.get(CONFIG_VARIABLE)
     if named:
         return Path(named)
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    # The XDG base directory specification requires that relative paths are ignored.
+    # The XDG base directory specification requires that relative paths be ignored.
     if Path(base).is_absolute():
         return Path(base) / "cloudspot" / "config.toml"
     try:
@@ -66,7 +66,7 @@ def config_path() -> Path | None:
 
 
 def load_config() -> UserConfig:
-    """Read and check the config file; without one, every field has its default.
+    """Read and check the config file; if there is none, every field has its default.
 
     Raises:
         SpecError: the file is malformed (the message names the line or the field), or CLOUDSPOT_CONFIG
@@ -102,9 +102,9 @@ def named_store(text: str, origin: str) -> ChosenStore:
 
 
 def configured_options(name: str) -> Mapping[str, Any]:
-    """Return the provider's options of this computer in the config file, for any stored job.
+    """Return the provider's options for this computer in the config file, for any stored job.
 
-    These are the provider's ``driver_options``. Errors as for ``load_config``.
+    These are the provider's ``driver_options``. Raises the same errors as ``load_config``.
 
     Raises:
         PluginError: the provider cannot be used.
@@ -115,9 +115,10 @@ def configured_options(name: str) -> Mapping[str, Any]:
 
 
 def with_configured(spec: JobSpec, name: str) -> JobSpec:
-    """Return the user's own job file with the options that the config file adds to it.
+    """Return the user's own job file, extended with the options in the config file.
 
-    Options of this computer are left out, because a job does not store them. Errors as for ``load_config``.
+    Options for this computer are omitted, because a job does not store them. Raises the same errors as
+    ``load_config``.
     """
     options = load_config().providers.get(name, {})
     if not options:
@@ -129,9 +130,9 @@ def with_configured(spec: JobSpec, name: str) -> JobSpec:
 
 
 def open_configured(name: str, spec: JobSpec | None) -> Provider:
-    """Open the provider for the user's own job file, or for none, with the options in the config file.
+    """Open the provider for the user's own job file, or without one, with the options in the config file.
 
-    Errors as for ``registry.open_provider`` and ``load_config``.
+    Raises the same errors as ``registry.open_provider`` and ``load_config``.
     """
     return open_provider(name, spec, load_config().providers.get(name, {}))
 
@@ -139,7 +140,7 @@ def open_configured(name: str, spec: JobSpec | None) -> Provider:
 def open_overridden(name: str, overrides: Sequence[str]) -> Provider:
     """Open the provider without a job, with the options of ``--set providers.NAME.OPTION=VALUE``.
 
-    Errors as for ``open_configured``.
+    Raises the same errors as ``open_configured``.
     """
     raw: dict[str, Any] = {"name": "none", "run": {"command": ["true"]}}
     for one in overrides:
@@ -148,7 +149,7 @@ def open_overridden(name: str, overrides: Sequence[str]) -> Provider:
 
 
 def default_store() -> ChosenStore | None:
-    """Return the default store in the config file, or None; errors as for ``load_config``."""
+    """Return the default store in the config file, or None; raises the same errors as ``load_config``."""
     config = load_config()
     if config.default_store is None:
         return None

@@ -11,26 +11,26 @@ from cloudspot.model import REAP_EVENT
 from cloudspot.plugin.answers import number
 
 EVERY = "CLOUDSPOT_DRIVER_EVERY"
-"""The variable with the seconds between two passes."""
+"""The variable that holds the number of seconds between two passes."""
 NAME = "CLOUDSPOT_DRIVER_NAME"
-"""The variable with the driver's name in messages; ``CLOUDSPOT_STORE`` has the store's URL."""
+"""The variable that holds the driver's name for messages; ``CLOUDSPOT_STORE`` holds the store's URL."""
 
 PROVIDER = "CLOUDSPOT_DRIVER_PROVIDER"
-"""The variable with the provider in whose account the function runs."""
+"""The variable that holds the provider in whose account the function runs."""
 
 MAX_WAIT_SECONDS = 30.0
 
 
 def handle(event: object = None, *_context: object) -> dict[str, int]:
-    """Make a pass after the event's ``wait_seconds``, if any; return the status of the command.
+    """Make a pass after the event's ``wait_seconds``, if any; return the command's exit status.
 
-    With ``REAP_EVENT`` it runs ``cloudspot reap`` instead, in its own region and for its own store. The
-    signature fits the contracts of all clouds: an event and its context, an event alone, or a request. The
-    output of the pass goes to the function's log. A job that could not be driven is named there, but does not
-    make the function fail, because the other jobs were driven.
+    With ``REAP_EVENT``, run ``cloudspot reap`` instead, in the function's own region and for its own store.
+    The signature suits all clouds, which pass an event and its context, only an event, or a request. The
+    output of the pass goes to the function's log. The log names jobs that could not be driven, but these do
+    not make the function fail, because the other jobs were driven.
 
     Raises:
-        RuntimeError: no job could be driven; the message has the status.
+        RuntimeError: no job could be driven; the message contains the exit status.
     """
     if isinstance(event, dict):
         time.sleep(min(MAX_WAIT_SECONDS, number(event.get("wait_seconds"), most=1e9) or 0.0))

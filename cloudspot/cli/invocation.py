@@ -1,4 +1,4 @@
-"""The context of one run of ``cloudspot``, besides the arguments of its command."""
+"""The context of one run of ``cloudspot``, apart from its command's arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_PROVIDER = "local"
 
 @dataclass(frozen=True)
 class ChosenStore:
-    """A store's URL, and the origin of the choice."""
+    """A store's URL, and the origin of this choice."""
 
     url: str
     origin: str
@@ -26,14 +26,14 @@ class ChosenStore:
 
 @dataclass
 class Invocation:
-    """The options before the command, and the store that the command works on."""
+    """The options given before the command, and the store that the command uses."""
 
     debug: bool = False
     """Whether an expected error is shown with its traceback."""
     store: str | None = None
     """The ``--store`` given before the command."""
     chosen_store: ChosenStore | None = None
-    """The store that was not named on the command line; errors mention its origin."""
+    """The store that was used although the command line named none; errors mention its origin."""
     outbox: Outbox | None = None
     """The messages that the command's drivers send; None if it has driven nothing."""
 
@@ -45,9 +45,9 @@ def current_invocation() -> Invocation:
 
 
 def current_driver(name: str | None = None) -> Driver:
-    """Return the running command as a driver; its default name is that of the command and the host.
+    """Return the running command as a driver, named by default after the command and the host.
 
-    The command waits for the driver's outbox at its end.
+    At its end, the command waits for the driver's outbox.
     """
     from cloudspot.controller.loop import Driver  # only few commands need it
 

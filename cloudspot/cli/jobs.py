@@ -1,4 +1,4 @@
-"""Open the store and the job that a command names, and make the ids of new jobs."""
+"""Open the store and the job that a command names, and create the ids of new jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SILENT_SECONDS = 600.0
 """A live node reports every few seconds, unless it cannot reach the store."""
 STEPS_NAMED = 20
-"""The most steps that the error about a missing step lists."""
+"""The maximum number of steps that the error about a missing step lists."""
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 """Base 32 without characters that look alike."""
 _SUFFIX_LENGTH = 4
@@ -44,19 +44,19 @@ _MAX_ID_LENGTH = 63
 
 
 def open_named_store(store_url: str | None, *, may_be_new: bool = False) -> ObjectStore:
-    """Open the store that ``--store`` or CLOUDSPOT_STORE names, or the default one.
+    """Open the store that ``--store`` or CLOUDSPOT_STORE names, or else the default store.
 
     ``may_be_new`` allows a store that the first submission will create.
     """
     if store_url is None:
-        # Remember the origin of the choice, for errors that mention it.
+        # Remember where the choice came from, for errors that mention it.
         chosen = current_invocation().chosen_store = unnamed_store()
         store_url = chosen.url
     return open_store(store_url) if may_be_new else open_job_store(store_url)
 
 
 def unnamed_store(provider: Provider | None = None) -> ChosenStore:
-    """Return the store to use if none is named: the user's default or, without one, that of the provider.
+    """Return the store to use if none is named: the user's default or, if there is none, the provider's.
 
     Raise SpecError if there is no default. ``provider`` defaults to the default provider.
     """
@@ -84,7 +84,8 @@ def check_job_id(text: str) -> str:
     """Return an id given by ``--name`` unchanged; raise SpecError if it is not a DNS label."""
     if keys.JOB_ID.fullmatch(text) is None:
         raise SpecError(
-            f"--name must be 1 to {_MAX_ID_LENGTH} lower-case letters, digits and inner hyphens: got {text!r}"
+            f"--name must be 1 to {_MAX_ID_LENGTH} lower-case letters, digits and hyphens (not at either "
+            f"end): got {text!r}"
         )
     return text
 
@@ -111,14 +112,14 @@ def find_job(store: ObjectStore, text: str) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A job in a store, with the objects that commands need, each made at its first use."""
+    """A job in a store, with the objects that commands need, each created at its first use."""
 
     store: ObjectStore
     id: str
 
     @cached_property
     def reader(self) -> HistoryReader:
-        """The reader, which keeps what it has read."""
+        """The reader, which caches what it has read."""
         return HistoryReader(self.store, self.id)
 
     def history(self) -> History:
@@ -159,9 +160,9 @@ class Job:
     def controller(
         self, *, sleep: Callable[[float], None] = time.sleep, known: History | None = None
     ) -> Controller:
-        """Return a controller of the job for its present submission.
+        """Return a controller of the job for its current submission.
 
-        ``sleep`` is its way to wait. Its first tick has the events since ``known``, or all events.
+        It waits by calling ``sleep``. Its first tick contains the events since ``known``, or all events.
         """
         from cloudspot.controller.loop import Controller  # only few commands need it
 
@@ -179,7 +180,7 @@ class Job:
 
     @cached_property
     def log_sink(self) -> LogSink:
-        """The place of the job's log lines."""
+        """The sink that holds the job's log lines."""
         submission, spec = self.submitted
         # Reading the log must not use options of this computer that a record names.
         spec = with_driver_options(spec, submission.provider, configured_options(submission.provider))
@@ -193,7 +194,7 @@ class Job:
             raise CloudspotError(f"job {self.id} was moved; give --store {elsewhere}")
 
     def checkpoints_at(self, step: int | None) -> Sequence[CheckpointId]:
-        """Return the checkpoints (of that step, which must have one), the best to resume from first."""
+        """Return the checkpoints, or those of ``step``, the best to resume from first; SpecError if none."""
         checkpoints = standing_checkpoints(self.store, self.id, self.reader.journal.read())
         if step is None:
             return checkpoints
@@ -206,7 +207,7 @@ class Job:
         return wanted
 
     def check_silence(self) -> None:
-        """Raise CloudspotError if a node has reported recently, by the store's clock: its machine is alive.
+        """Raise CloudspotError if a node has reported recently, by the store's clock: it is still alive.
 
         This reads only the times of objects, so it also works for a job with malformed records.
         """
@@ -217,16 +218,17 @@ class Job:
         silent = (store_time(self.store) - max(reports)).total_seconds()
         if silent < SILENT_SECONDS:
             raise CloudspotError(
-                f"a node of job {self.id} reported {max(0.0, silent):.0f} s ago, so it may have machines; "
-                f"stop it where it is driven, and wait until no node has reported for {SILENT_SECONDS:.0f} s"
+                f"a node of job {self.id} reported {max(0.0, silent):.0f} s ago, so the job may have "
+                "machines; stop the job where it is driven, and wait until no node has reported for "
+                f"{SILENT_SECONDS:.0f} s"
             )
 
     def command(self, name: str) -> str:
-        """Return a command line for messages that runs ``name`` on this job."""
+        """Return a command line, for use in messages, that runs ``name`` on this job."""
         return self.store_command(f"{name} {self.id}")
 
     def store_command(self, name: str) -> str:
-        """Return a command line for messages that runs ``name`` on this job's store."""
+        """Return a command line, for use in messages, that runs ``name`` on this job's store."""
         at = "" if self.store.url == unnamed_store().url else f" --store {self.store.url}"
         return f"cloudspot {name}{at}"
 

@@ -57,12 +57,10 @@ SHORT_HELPS = {
     "schema": "Print the JSON Schema of the job file.",
     "completion": "Print the completion script for a shell.",
 }
-"""The commands in the order of ``--help``, with their lines of help; each key names a module and its
-function.
+"""The commands in the order of ``--help``, with their help lines; each key names a module and its function.
 
-The lines are repeated here so that ``cloudspot --help`` imports no command; a test compares them with those
-of the commands.
-"""
+The lines are repeated here so that ``cloudspot --help`` imports no command; a test compares them with the
+help lines of the commands."""
 
 OTHER_NAMES = {
     **dict.fromkeys(("launch", "submit", "start", "train", "up"), "run"),
@@ -78,10 +76,10 @@ OTHER_NAMES = {
     **dict.fromkeys(("price", "prices", "gpus"), "offers"),
     **dict.fromkeys(("check", "doctor"), "providers check"),
 }
-"""Names of commands in other programs, and the corresponding commands here."""
+"""Names of commands in other programs, with the corresponding commands here."""
 
 MESSAGE_SECONDS = 22.0
-"""How long a command waits at its end for its messages; each message is given up earlier than this."""
+"""How long a command waits at its end for its messages; a single message is given up earlier."""
 
 _NO_ARGUMENTS: tuple[type[click.ClickException], ...] = tuple(
     # Before click 8.2, a group prints its help itself.
@@ -93,14 +91,14 @@ class Program(click.Group):
     """The group of all commands; it imports a command's module only when that command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands in the order of ``--help``, those of plugins last."""
+        """Return the names of the commands in the order of ``--help``, with plugins' commands last."""
         return [*SHORT_HELPS, *_commands_of_plugins()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command of that name, or return None if there is no such command.
 
         Raises:
-            PluginError: a plugin provides it, but is broken.
+            PluginError: a plugin provides the command, but is broken.
         """
         if cmd_name in SHORT_HELPS:
             module = importlib.import_module(f"cloudspot.cli.commands.{cmd_name}")
@@ -189,7 +187,7 @@ class Program(click.Group):
 
 
 def _commands_of_plugins() -> dict[str, Declared]:
-    """Return the commands that plugins declare, by name, without imports; none replaces a built-in one."""
+    """Return the commands that plugins declare, by name, without imports; none replaces a built-in."""
     found = {one.name: one for one in from_distributions(COMMAND_GROUP) if one.error is None}
     return {name: found[name] for name in sorted(found.keys() - SHORT_HELPS.keys())}
 
@@ -214,7 +212,7 @@ def _take_debug(command: click.Command) -> None:
 
 
 def _store_note(message: str, invocation: Invocation) -> str:
-    """Return a note about the origin of the store in the message, unless the user has just typed it."""
+    """Return a note about the origin of the store in the message, unless the user has just typed its name."""
     chosen = invocation.chosen_store
     if chosen is None or chosen.origin == "--store" or chosen.url not in message:
         return ""
@@ -230,7 +228,7 @@ def _report(message: str, debug: bool) -> None:
 
 
 def _finish_messages(invocation: Invocation) -> None:
-    """Wait a limited time for the messages of the command's drivers, and warn of those that failed."""
+    """Wait a limited time for the messages of the command's drivers, and warn about those that failed."""
     if invocation.outbox is None:
         return
     with suppress(KeyboardInterrupt, stdstreams.OutputLostError):
@@ -261,6 +259,6 @@ def main() -> None:
         program.main(prog_name="cloudspot")
     except SystemExit as end:
         if is_any_under_way():
-            # A plugin's call hangs, and Python would wait for its threads.
+            # A plugin's call is hanging, and Python would wait for its threads.
             stdstreams.end_process(int(end.code or 0))
         raise

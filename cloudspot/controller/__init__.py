@@ -1,1 +1,1 @@
-"""The controller: observe, decide, act. Any number may run at once, and none has to keep running."""
+"""The controller: observe, decide, act. Any number of them may run at once, and none has to keep running."""

@@ -1,7 +1,7 @@
 """Find and end the assets in accounts and buckets that no job needs any more; the decision is pure.
 
-Reconcilers look after jobs that are marked live; this module handles everything else. The mark is written
-before the submission, and removed once a driver has found the job finished and its machines gone. So a
+Reconcilers look after jobs that are marked live; this module handles all other jobs. A job's mark is written
+before its submission, and removed once a driver has found the job finished and its machines gone. So a
 process that lists the assets first and the marks afterwards sees the mark of every job that may need them.
 """
 
@@ -25,9 +25,9 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.model import Asset
 
 DEFAULT_AGE = timedelta(hours=1)
-"""Assets younger than this are left alone, because the clocks of a cloud and a store differ."""
+"""Assets younger than this are left alone, because the clocks of a cloud and of a store differ."""
 WAITS_SECONDS = (10.0, 20.0, 30.0, 60.0, 60.0)
-"""Waits between tries to end an asset: a machine that is ending holds its placement group for a while."""
+"""The waits between attempts to end an asset: an ending machine holds its placement group for a while."""
 
 
 class JobStatus(enum.Enum):
@@ -41,12 +41,12 @@ class JobStatus(enum.Enum):
 
 @dataclass(frozen=True)
 class KnownStore:
-    """A store that the user gave, and the statuses that could be read from it."""
+    """A store that the user named, and the job statuses read from it."""
 
     jobs: Mapping[str, JobStatus] = field(default_factory=dict)
-    """The status of each job that an asset names; a missing job is UNKNOWN."""
+    """The status of each job that an asset names; a job that is missing here is UNKNOWN."""
     is_gone: bool = False
-    """Whether the user declared that the store does not exist: assets with its label have no owner."""
+    """Whether the user declared that the store is gone, so that assets with its label have no owner."""
 
 
 class Fate(enum.Enum):
@@ -69,15 +69,15 @@ class Judged:
 def fate_of(
     asset: Asset, stores: Mapping[str, KnownStore], *, now: datetime, older_than: timedelta
 ) -> Judged:
-    """Decide about one asset; ``stores`` maps labels to the stores that were given; pure.
+    """Decide about one asset; ``stores`` maps labels to the stores that the user named; pure.
 
-    An asset is kept if its job is live in any of the stores or cannot be read, if it is young, or if it
-    belongs to a store that was not given.
+    An asset is kept if its job is live in any of the stores or cannot be read, or if the asset is young or
+    belongs to a store that was not named.
     """
     for known in stores.values():
         status = known.jobs.get(asset.job_id, JobStatus.UNKNOWN)
         if asset.job_id and not known.is_gone and status in {JobStatus.LIVE, JobStatus.UNKNOWN}:
-            # The label does not matter here: a store may have a second name.
+            # The label is ignored here, because a store may have a second name.
             return Judged(asset, Fate.KEPT, f"job {asset.job_id} {status.value}")
     store = stores.get(asset.store_url) if asset.store_url else None
     if store is None:
@@ -95,7 +95,7 @@ def fate_of(
 
 @dataclass(frozen=True)
 class Unlisted:
-    """An inventory that could not be read; the other inventories are read all the same."""
+    """An inventory that could not be read; the other inventories are still read."""
 
     title: str
     error: CloudspotError
@@ -107,11 +107,11 @@ class Ended:
 
     asset: Asset
     error: CloudspotError | None
-    """Why it still exists; None if it is gone or is being deleted."""
+    """Why the asset still exists; None if it is gone or is being deleted."""
 
 
 class AccountReaper:
-    """Finds and ends the assets that the jobs of some stores have left. Any number may run at once."""
+    """Finds and ends assets that stores' jobs have left behind. Any number of reapers may run at once."""
 
     def __init__(
         self,
@@ -125,8 +125,9 @@ class AccountReaper:
     ) -> None:
         """Take each account's inventories, in the order in which their assets are to be ended.
 
-        Accounts are listed and emptied in parallel, so an account that hangs delays no other. A store may
-        stand in for an account. ``gone`` has the labels of stores that do not exist.
+        Accounts are listed and emptied in parallel, so an account that hangs does not delay the others. A
+        store may be given in place of an account. ``gone`` contains the labels of stores that no longer
+        exist.
         """
         self._accounts = tuple(map(tuple, accounts))
         self._stores = {store_label(one): with_retries(one, sleep=sleep) for one in stores}
@@ -158,7 +159,7 @@ class AccountReaper:
         return tuple(judged), tuple(problems)
 
     def end(self, orphans: Sequence[Judged]) -> tuple[Ended, ...]:
-        """End the orphans from ``find``, in its order; return the result for each.
+        """End the orphans among the results of ``find``, in order; return the result for each.
 
         An asset that cannot be ended yet is retried for three minutes. An asset whose job has become live
         in the meantime is left alone.
@@ -209,7 +210,7 @@ class AccountReaper:
 
 
 def _statuses(store: ObjectStore, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-    """Return the store's status of each of these jobs.
+    """Return the status of each of these jobs in the store.
 
     Raises:
         CloudspotError: the store cannot be read.

@@ -1,4 +1,4 @@
-"""Carry out the actions that ``decide`` returned, one at a time; each takes a call or two."""
+"""Carry out the actions that ``decide`` returned, one at a time; each action takes a call or two."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from cloudspot.story.events import Event, EventKind
 from cloudspot.story.outcomes import void_detail
 
 REPEAT_SECONDS = 30.0
-"""A machine that still runs this long after it was terminated is terminated again."""
+"""A machine is terminated again if it still runs this long after its termination."""
 
 Record = TypeVar("Record", bound=Certificate | Finished | Suspended | Repriced | Kept)
 
@@ -97,24 +97,25 @@ class Actor:
     def act(self, action: Action, assessed: Assessment, events: list[Event]) -> bool:
         """Carry out one action; return whether the next tick should follow without a wait.
 
-        A journal record whose number is taken has lost a race. That is no error: the next tick reads the
-        record that won.
+        If the number of a journal record is taken, the record has lost a race. A lost race is not an error:
+        the next tick reads the record that won.
 
         Raises:
             JobNotFound: the job has been removed since its records were read.
-            CloudspotError: the job was submitted to another store, so its machines would refuse this one.
-            TransientError: the outcome is unknown; the next tick finds it out.
+            CloudspotError: the job was submitted to another store, so its machines would refuse to use this
+                store.
+            TransientError: the outcome is unknown, and the next tick determines it.
         """
         history = assessed.history
         if isinstance(action, Postpone):
             self._wait(action, events)
             return False
         if not isinstance(action, Announce | Terminate | CleanUp | Release):
-            self._waiting_for = None  # The four kinds above are repeated in each look and end no wait.
+            self._waiting_for = None  # The four types above are repeated in each look and do not end a wait.
             self._check_existence()
         if isinstance(action, OpenLaunch):
             self._check_store(history.submission)
-            # The mark comes before any machine, so that a driver of the live jobs finds this job.
+            # The mark comes before any machine, so that each driver of live jobs finds this job.
             mark_live(self._store, history.submission.job_id, history.submission.writer)
             self._journal.append(self._intent(action, assessed), action.number)
         elif isinstance(action, Certify):
@@ -123,7 +124,8 @@ class Actor:
             create_record(self._store, key, self._signed(found))
         elif isinstance(action, Append):
             if isinstance(action.record, Finished) and action.record.outcome != "succeeded":
-                # A lost node may have uploaded a whole checkpoint uncommitted. Nothing commits it later.
+                # A lost node may have uploaded a whole checkpoint without a commit. After the job's end,
+                # nothing could commit it.
                 complete(self._store, self._journal, self._job_id)
             self._journal.append(self._signed(action.record), action.number)
         elif isinstance(action, VoidSeat):
@@ -159,9 +161,10 @@ class Actor:
         return True
 
     def _check_existence(self) -> None:
-        """Raise JobNotFound if the job was removed, since nobody would read its records.
+        """Raise JobNotFound if the job was removed, because nobody would read its records.
 
-        A controller may have read the job long ago, for example on a laptop that was closed since then.
+        The controller may have read the job long ago, for example on a laptop that was closed in the
+        meantime.
         """
         try:
             self._store.head(keys.spec(self._job_id))
@@ -173,7 +176,7 @@ class Actor:
         wanted = submission.store_id
         if wanted is not None and self._store.find_id() not in (None, wanted):
             raise CloudspotError(
-                f"job {self._job_id} was submitted to another store than {self._store.url} (its "
+                f"job {self._job_id} was submitted to a store other than {self._store.url} (its "
                 f"{keys.STORE_ID} is {wanted}), so no machine would serve it; stop it and resume it here"
             )
 
@@ -204,11 +207,11 @@ class Actor:
         )
 
     def _signed(self, record: Record) -> Record:
-        """Return the record as it is written now."""
+        """Return the record with the present time and a new nonce."""
         return msgspec.structs.replace(record, at=self._clock.now(), writer=new_nonce())
 
     def _create(self, launch: LaunchHistory, events: list[Event]) -> bool:
-        """Send the intent's own bytes; the request is never rendered again."""
+        """Send the request stored in the intent, byte for byte; a request is never rendered again."""
         request = self._journal.request(launch.number)
         try:
             created = self._provisioner.create(CreateRequest(request=request, token=launch.intent.token))
@@ -239,7 +242,7 @@ class Actor:
         ]
         if not due:
             return
-        # A machine that came late may have brought back resources that were released already.
+        # A machine that appeared late may have brought back resources that were already released.
         self._is_released = False
         result = self._provisioner.terminate(TerminateRequest(instance_ids=tuple(due)))
         refused = {one.instance_id for one in result.refused}
@@ -259,7 +262,7 @@ class Actor:
     def _release(self, history: History) -> None:
         if not self._is_released:
             if find_meta(self._store, keys.journal(self._job_id, history.num_records + 1)) is not None:
-                return  # The job was resumed, or moved, since this was decided.
+                return  # The job was resumed or moved after this decision.
             self._provisioner.release(self._job_id, store_url=self._label)
             self._is_released = True
 

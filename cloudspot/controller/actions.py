@@ -18,7 +18,7 @@ from cloudspot.jobstore.layout.records import (
 from cloudspot.model import Instance, Offer
 
 UNSIGNED = ""
-"""The writer of a record that is not written yet."""
+"""The writer of a record that has not been written yet."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class OpenLaunch:
     offer: Offer
     num_nodes: int
     min_nodes: int
-    """The least number of machines that is of use; with fewer, the provider ends them all."""
+    """The least useful number of machines; if fewer come, the provider ends them all."""
     stands_in_for: tuple[Seat | None, ...] = ()
     """See ``records.Intent``."""
     why: str
@@ -51,12 +51,12 @@ class Create:
 
 @dataclass(frozen=True)
 class Announce:
-    """Tag the machines of the newest generation with its endpoint and size; nothing depends on it."""
+    """Tag the machines of the newest generation with its endpoint and size; no decision needs the tags."""
 
     instances: tuple[Instance, ...]
     """In rank order."""
     facts: Mapping[str, str]
-    """The same for all machines; the names are those in ``model.ANNOUNCED``."""
+    """The tags, the same for all machines, with the names in ``model.ANNOUNCED``."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Certify:
     """Record that a machine has provably ended."""
 
     certificate: Certificate
-    """Dated and signed when it is written."""
+    """The certificate, dated and signed when it is written."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Append:
 
     number: int
     record: Finished | Suspended | Repriced | Kept
-    """Dated and signed when it is written."""
+    """The record, dated and signed when it is written."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ class Terminate:
 
 @dataclass(frozen=True)
 class RequestStop:
-    """Ask the nodes to checkpoint and end, since the job has reached a limit."""
+    """Ask the nodes to checkpoint and end, because the job has reached a limit."""
 
     reason: StopReason
     detail: str = ""
-    """The figures, for people."""
+    """The figures behind this, for people to read."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class CleanUp:
 
 @dataclass(frozen=True)
 class Release:
-    """The job is over and its machines have ended: let the provider remove what it made for them."""
+    """The job is over and its machines have ended: let the provider remove the resources made for them."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Postpone:
     seconds: float
     why: str
     suspends: str | None = None
-    """Why the job is suspended meanwhile; None if it is not."""
+    """Why the job is suspended in the meantime; None if it is not suspended."""
 
 
 Action = (

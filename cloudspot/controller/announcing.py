@@ -9,7 +9,7 @@ from cloudspot.jobstore.journal.history import History
 
 
 def announcement(history: History, observed: Observed) -> tuple[Announce, ...]:
-    """Return the announcement to those machines of the newest generation that are listed.
+    """Return the announcement to the machines of the newest generation that are listed.
 
     Controllers that see the same records and machines announce the same facts.
     """

@@ -1,4 +1,4 @@
-"""A controller's two clocks, passed in so that tests can have their own."""
+"""The two clocks of a controller, passed in so that tests can use others."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Clock:
     monotonic: Callable[[], float]
     """Seconds from an arbitrary start."""
     compare: Callable[[], None] = lambda: None
-    """Asks the store for its time when that is due; raises TransientError if it does not answer."""
+    """Asks the store for its time when that is due; raises TransientError if the store does not answer."""
     warning: Callable[[], str] = str
-    """Returns a warning if this computer's own clock is wrong, else an empty string."""
+    """Returns a warning if this computer's own clock is wrong, otherwise an empty string."""
 
 
 def clock_by(store: ObjectStore) -> Clock:

@@ -15,15 +15,15 @@ from cloudspot.story.outcomes import claimed_at, last_sign, launched_at, left_at
 
 
 def find_instance(instance_id: str, observed: Observed) -> Instance | None:
-    """Return the machine as the newest listing shows it."""
+    """Return the machine as the newest listing shows it, or None."""
     return next((one for one in observed.instances or () if one.id == instance_id), None)
 
 
 def provider_proves_death(instance_id: str, observed: Observed) -> bool:
-    """Return whether the provider's listings prove that the machine runs nothing any more.
+    """Return whether the provider's listings prove that the machine no longer runs anything.
 
-    The state ``ended`` proves it, and so does an absence that has lasted long enough. A machine that is
-    ``shutting-down`` is alive, a listing that lags may cause a short absence, and silence is not death.
+    The state ``ended`` is a proof, and so is an absence that has lasted long enough. A machine that is
+    ``shutting-down`` is alive, a lagging listing may cause a short absence, and silence is not death.
     """
     instance = find_instance(instance_id, observed)
     if instance is not None:
@@ -32,18 +32,19 @@ def provider_proves_death(instance_id: str, observed: Observed) -> bool:
 
 
 LEFT_ABSENCE_SECONDS = 30.0
-"""How long a machine with an exit record must be absent. If the listing merely missed it, any driver that
-sees it again ends it."""
+"""How long a machine with an exit record must be absent to count as ended. If the listing merely missed the
+machine, any driver that sees it again ends it.
+"""
 
 
 _CLOCKS_APART = timedelta(minutes=1)
-"""If a node's clock is ahead of ours by more than this, its own time of its end does not count."""
+"""If a node's clock is ahead of ours by more than this, the end time that the node reports does not count."""
 
 
 def certificates(history: History, observed: Observed, now: datetime) -> Iterator[Certify]:
-    """Yield a certificate for each machine that has provably ended and has none.
+    """Yield a certificate for each machine that has provably ended and has none yet.
 
-    An exit record proves that a node runs no user code any more, but not that its machine has gone.
+    An exit record proves that a node runs no user code any more, but not that its machine is gone.
     """
     if observed.instances is None:
         return
@@ -93,7 +94,8 @@ def _certificate(
     absence = timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
     ended, reason = now - absence, EndReason.UNKNOWN
     if owned is not None:
-        # Its heartbeats may be newer than the last listing that had it, or it ended before our first look.
+        # The node's heartbeats may be newer than the last listing with the machine, or it ended before our
+        # first look.
         sign = last_sign(launch, owned)
         ended = sign if instance is None else max(ended, sign)
     if left is not None:
@@ -102,7 +104,7 @@ def _certificate(
     if instance is not None and instance.state is InstanceState.ENDED:
         ended, reason = machine_ended_at(launch, instance) or ended, instance.end_reason or reason
         detail = observed.why_ended(instance)
-    # Without a start from the provider, ours is a guess, perhaps by a clock that runs ahead.
+    # Without a start time from the provider, ours is a guess, perhaps by a clock that runs ahead.
     started = min(claimed, ended) if launched is None else launched
     return Certificate(
         launch=launch.number,

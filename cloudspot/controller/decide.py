@@ -1,9 +1,9 @@
 """``decide`` turns a job's records and the observations of a controller into actions; pure.
 
-One call takes one step of each kind; the loop then reads and calls again. Several controllers may carry out
-the actions at once, late, twice or not at all. That is safe for two reasons: nothing is bought on a view that
-another intent has overtaken, and a seat counts as free only once its void, its node's exit record or the
-certificate of its death is in the store.
+One call takes one step of each kind; the loop then reads the records again and makes the next call. Several
+controllers may carry out the actions at once, late, twice or not at all. Late or repeated actions are safe
+for two reasons: nothing is bought on a view that another intent has overtaken, and a seat counts as free only
+once its void, its node's exit record or the certificate of its machine's end is in the store.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _NEVER_RAN: Mapping[EndReason | None, VoidOutcome] = {
     EndReason.CAPACITY: "capacity",
     EndReason.QUOTA: "quota",
 }
-"""Refusals that a provider reports through a machine that has ended, and not as an error of the request."""
+"""Refusals that a provider reports by a machine that has ended, rather than as an error of the request."""
 MIN_PRICE_CHANGE = 0.01
-"""The least change of a price that is recorded, as a share of the recorded price."""
+"""The least price change that is recorded, as a share of the recorded price."""
 MARKET_LOOK_SECONDS = 60.0
-"""How often a driver asks for offers while another market might suit the job better."""
+"""The time after which a driver asks for offers again, in case another market suits the job better."""
 BOOT_LIMIT_SECONDS = 20 * 60.0
-"""A seat that is unclaimed after this long is made void: its machine hangs, or will never come."""
+"""A seat unclaimed after this long is made void, because its machine hangs or will never come."""
 
 
 def decide(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
@@ -64,7 +64,7 @@ def decide(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
         *_voids(history, observed, assessed.now),
     )
     if history.finished is not None and assessed.kept is not None:
-        # It uses what would be cleaned up, and still costs money.
+        # The kept machine uses resources that would be cleaned up, and still costs money.
         return (*tidy, *_enforce_limits(assessed))
     if history.finished is not None:
         return (*tidy, CleanUp(), *_release(observed))
@@ -95,7 +95,7 @@ def _enforce_limits(assessed: Assessment) -> tuple[Action, ...]:
 
 
 def _new_prices(history: History, observed: Observed, now: datetime) -> tuple[Append, ...]:
-    """Return the first price that is worth a record."""
+    """Return the first price change that is large enough for a record."""
     number = history.num_records + 1
     return tuple(
         Append(number, Repriced(launch=launch.number, price_per_hour=price, at=now, writer=UNSIGNED))
@@ -147,7 +147,7 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
             offers,
             lambda some: choose_offer(spec, history, some, now, wish, observed.knowledge),
         )
-    except (PluginError, SpecError) as error:  # of the plugin whose market policy it is
+    except (PluginError, SpecError) as error:  # raised by the plugin of the job's market policy
         return _buys_nothing(str(error))
     if isinstance(offer, TooDear):
         return _passes_max_cost(offer, seats)
@@ -177,7 +177,7 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
 
 
 def _market_move(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
-    """Return the launch of stand-ins in another market, if running there is better by the job's policy."""
+    """Return the launch of stand-ins in another market, if the job's policy prefers that market."""
     spec, history, now, seats = assessed.spec, assessed.history, assessed.now, assessed.seats
     moving = movable(spec, history, seats, now)
     if not moving or observed.instances is None:
@@ -193,7 +193,7 @@ def _market_move(assessed: Assessment, observed: Observed) -> tuple[Action, ...]
     ]
     try:
         choice = offer_instead(spec, history, held, offers, now, observed.knowledge)
-    except (PluginError, SpecError) as error:  # of the plugin whose market policy it is
+    except (PluginError, SpecError) as error:  # raised by the plugin of the job's market policy
         return _buys_nothing(str(error))
     budget = assessed.budget
     if choice is None or (budget is not None and not budget.affords(choice[0], len(moving))):
@@ -213,19 +213,19 @@ def _market_move(assessed: Assessment, observed: Observed) -> tuple[Action, ...]
 
 
 def _passes_max_cost(found: TooDear, seats: Seats) -> tuple[Action, ...]:
-    """Return that nothing more is bought; if no machine is left either, the job has reached its limit."""
+    """Return the decision to buy nothing more; if no machine is left, the job has reached its limit."""
     if seats.live:
         return _buys_nothing(found.why)
     return (RequestStop("max_cost", f"{found.detail}; {found.why}"),)
 
 
 def _buys_nothing(why: str) -> tuple[Action, ...]:
-    """Return that nothing is bought for now; if too few nodes are left, they wait and then leave."""
+    """Return the decision to buy nothing now; if too few nodes are left, they wait and then leave."""
     return (Postpone(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),)
 
 
 def _keep(assessed: Assessment, end: JobEnd) -> Append | None:
-    """Return the record that keeps the machine of a node that waits for it, now that the job has failed."""
+    """Return the record that keeps the machine of a node that waits for this, now that the job has failed."""
     history, now = assessed.history, assessed.now
     waiting = first_waiting(history, now)
     if waiting is None:
@@ -243,7 +243,7 @@ def _finish(number: int, end: JobEnd, now: datetime) -> Append:
 
 
 def _wish(history: History, seats: Seats, why: str, *, is_needed: bool) -> Wish:
-    """Return the requirements for the new nodes, which follow from the nodes that they train with."""
+    """Return the requirements for the new nodes, which depend on the nodes that they train with."""
     beside = tuple(
         launch.intent.offer
         for launch in history.launches
@@ -253,7 +253,7 @@ def _wish(history: History, seats: Seats, why: str, *, is_needed: bool) -> Wish:
 
 
 def _creates(history: History, observed: Observed) -> Iterator[Create]:
-    """Yield the launches without any known machine; every controller sends the same bytes again."""
+    """Yield the launches without a known machine; every controller sends the same request again."""
     for launch in history.live_launches:
         has_come = launch.slots or observed.machines_of(launch) or launch.number in observed.create_failures
         if observed.instances is not None and not has_come:
@@ -278,7 +278,7 @@ def _cause(machines: Sequence[str], observed: Observed) -> str:
 
 
 def _machines_for(launch: LaunchHistory, rank: int, observed: Observed) -> list[Instance]:
-    """Return the known machines that may claim this open seat."""
+    """Return the known machines that may still claim this open seat."""
     owners = {slot.instance_id for slot in launch.claimed.values()}
     known = [one for one in observed.machines_of(launch) if one.id not in owners]
     return [
@@ -291,9 +291,10 @@ def _machines_for(launch: LaunchHistory, rank: int, observed: Observed) -> list[
 def _why_void(
     history: History, launch: LaunchHistory, rank: int, observed: Observed, now: datetime
 ) -> tuple[VoidOutcome, str] | None:
-    """Return (outcome, detail) if the unclaimed seat should be made void, else None.
+    """Return (outcome, detail) if the unclaimed seat should be made void, otherwise None.
 
-    A void is always safe: it either wins the seat or finds it claimed. So this only decides how long to wait.
+    A void is always safe, because it either wins the seat or finds the seat claimed. So this function only
+    decides how long to wait.
     """
     if history.finished is not None:
         return "voided", "the job is over"
@@ -328,7 +329,7 @@ def _why_void(
     others = observed.created.get(launch.number, ())
     if others and len(others) < launch.intent.num_nodes:
         return "capacity", f"only {len(others)} of {launch.intent.num_nodes} machines came"
-    # Other machines of the launch exist, but none for this seat: its machine is gone or never came.
+    # The launch has other machines, but none for this seat: the seat's machine is gone or never came.
     seen = max((observed.known_seconds.get(one.id, 0.0) for one in machines), default=0.0)
     if max(age, seen) >= BOOT_LIMIT_SECONDS or seen >= observed.absence_proves_after_seconds:
         return "capacity", "no machine came for this seat"

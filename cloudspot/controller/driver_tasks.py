@@ -1,4 +1,4 @@
-"""Runs the periodic tasks that a job's records request, which plugins do while the driver goes on."""
+"""Runs the periodic tasks that a job's records request, which plugins carry out beside the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.registry import open_driver_task
 
 LEEWAY_SECONDS = 5.0
-"""A task may begin this much before it is due, because drivers look at fixed intervals of their own."""
+"""A task may begin this long before it is due, because drivers look at fixed intervals of their own."""
 
 
 class DriverTasks:
@@ -36,9 +36,9 @@ class DriverTasks:
         """The error of each task whose last run failed."""
 
     def look(self, times: Mapping[tuple[str, bool], datetime], *, is_over: bool) -> None:
-        """Begin the tasks that are due, and all of them once more when the job has ended.
+        """Begin the tasks that are due; when the job has ended, begin all tasks once more.
 
-        ``times`` are those of ``HistoryReader``.
+        ``times`` is ``HistoryReader.task_times``.
         """
         is_last = is_over and not self._has_seen_end
         asked = [name for name, is_done in times if not is_done]

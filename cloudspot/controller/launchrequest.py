@@ -26,7 +26,7 @@ from cloudspot.jobstore.nodes.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.model import InstanceGroup, LaunchRequest, Offer, Resources
 
 MAX_LIFE_SECONDS = 7 * 86400.0
-"""No machine lives longer than this; a longer job goes on with another machine."""
+"""The longest life of a machine; a longer job continues with another machine."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def plan(
 ) -> tuple[PlannedLaunch, ...]:
     """Return the first launch of the job for every offer that its policy allows, in order.
 
-    The provider is asked for its offers and nothing else. For ``label`` see ``render_launch``.
+    The provider is asked only for its offers. For ``label`` see ``render_launch``.
 
     Raises:
         SpecError: no offer fits.
@@ -76,7 +76,8 @@ def find_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
     """Return the offers for a new job that its policy allows, in the order in which they are tried.
 
     Raises:
-        SpecError: see ``allowed_offers``; or ``limits.max_cost`` has no room for ``nodes.min`` machines.
+        SpecError: as in ``allowed_offers``, or because ``limits.max_cost`` has no room for ``nodes.min``
+            machines.
     """
     offers = allowed_offers(spec, provider)
     check_affordable(new_budget(spec, offers[0].currency), offers, spec.nodes.min)
@@ -87,7 +88,7 @@ def allowed_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
     """Return the offers that the job's policy allows, in the order in which a new job tries them.
 
     Raises:
-        SpecError: no offer fits, an option of the provider names something that does not exist, or an offer
+        SpecError: no offer fits, an option of the provider names a resource that does not exist, or an offer
             is in another currency than ``limits.max_cost``.
     """
     provisioner, resources = provider.provisioner(), spec.resources.to_model()
@@ -97,7 +98,7 @@ def allowed_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
     if not offers and name and not provisioner.offers(one).offers:
         raise SpecError(
             f"resources.accelerator: provider {provider.name!r} has no machine with {name!r} that cloudspot "
-            "buys; name another accelerator"
+            "can buy; name another accelerator"
         )
     if not offers:
         raise SpecError(
@@ -125,7 +126,7 @@ def render_launch(
 
     ``submission_sha256`` is ``submission.hash_of``; the nodes run no other submission. ``label`` is the
     store's label on the machines (``ownership.store_label``). ``decided_at`` is the time of the intent.
-    ``run_seconds`` is the part of ``limits.max_runtime`` that is used up.
+    ``run_seconds`` is the part of ``limits.max_runtime`` that has been used up.
 
     Raises:
         SpecError: the offer is in another currency than ``limits.max_cost``.
@@ -187,8 +188,8 @@ def _check_currency(spec: JobSpec, provider_name: str, offer: Offer) -> None:
 def life_seconds(spec: JobSpec, run_seconds: float) -> float:
     """Return the time after which a machine ends itself, even if no controller runs.
 
-    The controllers enforce ``limits.max_runtime`` by asking the nodes to checkpoint. The machine's own limit
-    leaves time for that; it is the last resort.
+    The controllers enforce ``limits.max_runtime`` by asking the nodes to checkpoint. The machine's own limit,
+    which leaves time for that, is the last resort.
     """
     if spec.limits.max_runtime is None:
         return MAX_LIFE_SECONDS
@@ -197,10 +198,10 @@ def life_seconds(spec: JobSpec, run_seconds: float) -> float:
 
 
 def launch_token(submission: Submission, launch: int) -> str:
-    """Return the idempotency token of a launch, as a UUID; it is the same for every controller.
+    """Return the idempotency token of a launch as a UUID, which is the same for every controller.
 
-    It depends on the submission's nonce, because two stores may hold jobs of the same id, and the launch of
-    one job must never be answered with the machines of the other.
+    The token depends on the submission's nonce, because two stores may hold jobs with the same id, and one
+    job's launch must never be answered with the machines of the other job.
     """
     seed = f"cloudspot/{submission.job_id}/{submission.writer}/{launch}".encode()
     return str(uuid.UUID(bytes=hashlib.sha256(seed).digest()[:16], version=4))

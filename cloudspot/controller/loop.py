@@ -1,4 +1,4 @@
-"""The loop around ``decide``: observe, decide, act. It may be killed between any two calls."""
+"""The loop around ``decide``: observe, decide, act. The loop may be killed between any two calls."""
 
 from __future__ import annotations
 
@@ -55,24 +55,27 @@ from cloudspot.story.report import summarise
 
 POLL_SECONDS = 3.0
 MAX_GLANCES = 5
-"""After this many looks at the nodes alone, the journal and the certificates are read too. They are also read
-before every action."""
+"""After this many looks at the nodes alone, the journal and the certificates are read as well. The same
+records are also read before every action.
+"""
 NODES_PER_POLL_SECOND = 12.5
-"""A look at many nodes takes many requests, so the time between two looks grows with the number of nodes."""
+"""The number of nodes for each second between two looks, because a look at many nodes takes many requests."""
 MAX_BACKOFF_SECONDS = 30.0
 """The longest wait between two looks while the store or the provider does not answer."""
 PRICE_SECONDS = 600.0
-"""How often the provider is asked for the present prices of running launches."""
+"""The time after which the provider is asked again for the prices of running launches."""
 SUMMARY_SECONDS = 15.0
-"""The least time between two writes of the summary, except its last version, which is always written."""
+"""The least time between two writes of the summary; its last version is always written."""
 SUMMARY_REFRESH_SECONDS = 20.0
-"""An unchanged summary is written again after this long: its time shows ``ps`` that the job is driven."""
+"""An unchanged summary is written again after this long, so that its time shows ``ps`` that the job is
+driven.
+"""
 OLD_SECONDS = 5.0
 """An assessment older than this is brought up to date before a decision."""
 COPY_SECONDS = 60.0
-"""The least time between two copies of settled launches, except the last copy."""
+"""The least time between two copies of settled launches, except for the last copy."""
 END_LIMIT_SECONDS = 300.0
-"""How long the loop of a finished job waits for the end of its machines."""
+"""The time for which the loop of a finished job waits for the end of its machines."""
 MAX_TICKS_A_PASS = 50
 
 
@@ -85,19 +88,19 @@ class Tick:
     instances: tuple[Instance, ...] | None
     """The job's machines; None if the provider did not answer."""
     actions: tuple[Action, ...] = ()
-    """The actions decided on; they are carried out up to the first that fails or comes too late."""
+    """The decided actions, which are carried out up to the first that fails or comes too late."""
     events: tuple[Event, ...] = ()
     """The events since this controller's previous tick."""
     kept: Kept | None = None
     """The node whose machine is kept for inspection."""
     problems: tuple[str, ...] = ()
-    """Requests that failed; the next tick tries again."""
+    """The requests that failed; the next tick repeats them."""
     acted: bool = False
-    """Whether something was changed, so that the next tick should follow without a wait."""
+    """Whether a record or machine was changed, so that the next tick should follow without a wait."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether the job is finished and cleaned up, and all its machines have ended, kept ones too."""
+        """Whether the job is finished and cleaned up, and all its machines have ended, kept ones included."""
         return (
             self.history is not None
             and self.history.finished is not None
@@ -106,13 +109,13 @@ class Tick:
             and self.instances is not None
             and not self.problems
             and all(one.state is InstanceState.ENDED for one in self.instances)
-            # The certificates just written have to be read, counted and copied in one more tick.
+            # One more tick has to read, count and copy the certificates that were just written.
             and not any(isinstance(action, Certify) for action in self.actions)
         )
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """Return the machines whose end is not proven, in the order of their ids."""
+        """The machines that have not provably ended, in the order of their ids."""
         launches = () if self.history is None else self.history.launches
         return tuple(sorted(one for launch in launches for one in launch.unproven))
 
@@ -122,15 +125,15 @@ class Driver:
     """The state that the controllers of one process share."""
 
     name: str = ""
-    """The name shown to people for this driver; empty if it is not shown."""
+    """The driver's name as shown to people; empty if none is shown."""
     outbox: Outbox = field(default_factory=Outbox)
     experiences: dict[str, Experience] = field(default_factory=dict)
-    """Earlier jobs' experience of the spot market, by provider; read when it is first needed."""
+    """Earlier jobs' experience of the spot market, by provider; read when first needed."""
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """A provider's listing, and when it was requested and received (monotonic)."""
+    """A provider's listing, with the times of its request and its receipt (monotonic)."""
 
     asked: float
     answered: float
@@ -140,18 +143,19 @@ class _Listing:
 @dataclass(frozen=True)
 class _Price:
     per_hour: float | None
-    """None if the provider does not report it."""
+    """The price, or None if the provider does not report it."""
     asked_at: float
     """Monotonic."""
     num_written: int
-    """The number of prices of the launch in the journal at that time."""
+    """The number of the launch's prices that were in the journal at that time."""
 
 
 class Controller:
     """One controller of one job; any number of them may run at once, anywhere.
 
-    Its memory only shortens waits: it may be killed between any two calls, and another controller continues.
-    A controller that makes a single pass leaves its observations to the next. For one thread at a time.
+    A controller's memory only shortens waits: it may be killed between any two calls, and another controller
+    continues. A controller that makes a single pass leaves its observations to the next pass. For one thread
+    at a time.
     """
 
     def __init__(
@@ -167,7 +171,7 @@ class Controller:
         known: History | None = None,
         driver: Driver | None = None,
     ) -> None:
-        """Report in events only what is newer than ``known``; everything if that is None.
+        """Report only events newer than ``known``; if that is None, report all.
 
         ``driver`` is shared by the controllers of one process; None makes one for this controller alone.
         """
@@ -181,7 +185,7 @@ class Controller:
         self._sleep = sleep
         self._reader = reader or HistoryReader(self._store, job_id)
         self._submission_sha256 = opened_for
-        """The hash of the submission with which the provider was opened; None until one is read."""
+        """The hash of the submission for which the provider was opened; None until one is read."""
         self._memory = Memory()
         has_consoles = Capability.CONSOLE in provider.capabilities
         self._consoles = Consoles(self._provisioner, has_consoles=has_consoles)
@@ -193,21 +197,22 @@ class Controller:
         self._between_passes = BetweenPasses(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._num_glances = 0
-        """The number of glances since everything was read."""
+        """The number of glances since all records were read."""
         self._is_quiet = False
         """Whether the last look found nothing to do and the same machines as before."""
         self._seen: tuple[Instance, ...] | None = None
         self._prices: dict[int, _Price] = {}
-        """By launch: the last answer of the provider."""
+        """By launch, the last answer of the provider."""
         self._offers_at = -math.inf
-        """When the provider was last asked for offers (monotonic)."""
+        """The time at which the provider was last asked for offers (monotonic)."""
         self._settled_with: tuple[str, ...] | None = None
-        """The unproven machines when the job was last settled; it is settled again when they change."""
+        """The machines that had not provably ended when the job was last settled; a change settles it again.
+        """
         self._experience_problem: str | None = None
         self._last = known
         self._summary: tuple[Summary, float] | None = None
         self._copied: tuple[int, float] | None = None
-        """How many settled launches were copied last, and when (monotonic)."""
+        """The number of settled launches in the last copy, and its time (monotonic)."""
         self._warned: frozenset[str] = frozenset()
         self._clock_warning = ""
 
@@ -218,18 +223,18 @@ class Controller:
 
     @property
     def poll_seconds(self) -> float:
-        """How long to wait between two looks."""
+        """The time to wait between two looks."""
         num_nodes = 1 if self._spec is None else self._spec.nodes.max
         return max(POLL_SECONDS, num_nodes / NODES_PER_POLL_SECOND)
 
     def tick(self) -> Tick:
-        """Look once and carry out the actions that are due now.
+        """Look once, and carry out the actions that are due now.
 
         Raises:
             JobNotFound: the store holds no such job.
-            AuthError: a permission is missing, so nothing else will work either.
+            AuthError: a permission is missing, so all other requests would fail, too.
             CorruptData: a record is malformed.
-            JobResumed: the job was resumed with another submission, so its provider may have changed.
+            JobResumed: the job was resumed with another submission, so its provider may be another one.
             NotAdopted: the job would run on this computer, where nobody submitted or adopted it.
         """
         problems: list[str] = []
@@ -289,12 +294,12 @@ class Controller:
     def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
         """Tick until the job is finished and its machines have provably ended, or it is suspended.
 
-        It also waits for a machine that is kept for inspection.
+        The wait includes a machine that is kept for inspection.
 
-        Returns the job's records. A job that is suspended at the start is driven until it runs again, and on.
-        ``on_tick`` is called after each tick. Raises as ``tick`` does; transient failures are retried with
-        growing waits. A machine that has not ended within ``END_LIMIT_SECONDS`` is left to other drivers; for
-        a machine that is not listed, the time in which an absence proves an end is added.
+        Returns the job's records. A job that is suspended at the start is driven until it runs again, and
+        beyond. ``on_tick`` is called after each tick. Raises as ``tick`` does; transient failures are retried
+        with growing waits. A machine that has not ended within ``END_LIMIT_SECONDS`` is left to other
+        drivers; for an unlisted machine, the time after which absence proves an end is added.
         """
         failures = 0
         finished_at: float | None = None
@@ -329,14 +334,14 @@ class Controller:
     def run_pass(self) -> Tick:
         """Tick until nothing is left to do for now; return the last tick, with the events of all ticks.
 
-        This serves controllers that run now and then, so it never sleeps. The first pass continues from the
-        notes that earlier passes of any process left in the store, and leaves its own; later passes use this
-        controller's memory. Raises as ``tick`` does.
+        A pass serves controllers that run only now and then, so it never sleeps. The first pass continues
+        from the notes that earlier passes of any process left in the store, and leaves its own; later passes
+        use this controller's memory. Raises as ``tick`` does.
         """
         problem: str | None = None
         events: list[Event] = []
         if self._between_passes.is_wanted:
-            # This comes before the first look, because the notes count up to a moment before that look.
+            # The notes are read before the first look, because they count up to a moment before that look.
             problem = self._between_passes.take()
         for _ in range(MAX_TICKS_A_PASS):
             tick = self.tick()
@@ -350,9 +355,9 @@ class Controller:
         return dataclasses.replace(tick, events=tuple(events), problems=(*tick.problems, *problems))
 
     def open_launch(self, action: OpenLaunch, history: History) -> bool:
-        """Record a launch that a person asked for; return False if another record came after ``history``.
+        """Record a launch that a person requested; return False if another record came after ``history``.
 
-        The next tick creates its machines. Raises as ``tick`` does.
+        The next tick creates the launch's machines. Raises as ``tick`` does.
         """
         self._actor.act(action, self._assess(history), [])
         found = self._reader.read().launches[action.launch - 1 : action.launch]
@@ -363,7 +368,7 @@ class Controller:
     def _look(self, problems: list[str]) -> Assessment | None:
         """Return the present assessment of the job; None if the store did not answer."""
         listing = self._list_instances(problems)
-        # The records are read after the listing, so that they have the intent of every listed machine.
+        # The records are read after the listing, so that they include the intent of every listed machine.
         history = self._read_history(listing, problems)
         assessed = None if history is None else self._assess(history)
         if assessed is not None and self._num_glances and self._has_to_act(assessed):
@@ -392,9 +397,9 @@ class Controller:
         return dataclasses.replace(tick, events=(*tick.events, *told))
 
     def _unmark(self, tick: Tick) -> Tick:
-        """Remove the settled job's mark; the job counts as settled only once that has succeeded.
+        """Remove the settled job's mark; the job counts as settled only once the mark is removed.
 
-        No driver looks at the job after that, so the notes that passes have left are deleted too.
+        After that, no driver looks at the job, so the notes that passes have left are deleted too.
         """
         assert tick.history is not None, "a job is settled by its records"
         try:
@@ -403,8 +408,8 @@ class Controller:
             unmark_live(self._store, self._job_id, first)
             for number in range(1, tick.history.submission.resumption + 1):
                 unmark_live(self._store, self._job_id, resumed_writer(first, number))
-            # A pass that saw the last machine may have left notes meanwhile. A pass that leaves notes after
-            # this writes the mark again.
+            # A pass that saw the last machine may have left notes in the meantime. A pass that leaves notes
+            # later writes the mark again.
             delete_suspicions(self._store, self._job_id)
         except TransientError as error:
             return dataclasses.replace(tick, problems=(str(error),))
@@ -413,7 +418,8 @@ class Controller:
     def _list_instances(self, problems: list[str]) -> _Listing:
         asked = self._clock.monotonic()
         try:
-            # All stores are included: a machine that has claimed a rank in our records is ours in any case.
+            # All stores are included, because a machine that has claimed a rank in our records is ours in any
+            # case.
             found = self._provisioner.instances(InstancesRequest(job_id=self._job_id))
             return _Listing(asked, self._clock.monotonic(), found.instances)
         except (TransientError, PluginFault) as error:
@@ -421,7 +427,7 @@ class Controller:
             return _Listing(asked, asked, None)
 
     def _read_history(self, listing: _Listing, problems: list[str]) -> History | None:
-        """Return the records; note them, and the listed machines that belong to this job."""
+        """Return the job's records; add these, and the job's listed machines, to the memory."""
         asked = self._clock.monotonic()
         history: History | None = None
         try:
@@ -445,7 +451,7 @@ class Controller:
         return history
 
     def _read_consoles(self, assessed: Assessment, events: list[Event]) -> None:
-        """Read the consoles that are due, before the decision that may give up their machines."""
+        """Read the consoles that are due, before a decision that may give up their machines."""
         while True:
             instance = self._consoles.next_due(
                 assessed.history,
@@ -460,7 +466,7 @@ class Controller:
                 events.append(Event(EventKind.WARNED, news))
 
     def _has_to_act(self, assessed: Assessment) -> bool:
-        """Return whether a glance shows anything to do or to ask."""
+        """Return whether a glance shows a need to act or to ask for prices."""
         if any(True for _ in self._old_prices(assessed.history)):
             return True
         actions = self._decide(assessed, None)
@@ -476,18 +482,18 @@ class Controller:
         return Assessment(self._spec, history, self._clock.now(), self._memory.instances)
 
     def _up_to_date(self, assessed: Assessment) -> Assessment:
-        """Return the assessment with the present time if it is old: requests may take minutes."""
+        """Return the assessment, with the present time if it is old, because requests may take minutes."""
         now = self._clock.now()
         is_old = (now - assessed.now).total_seconds() >= OLD_SECONDS
         return dataclasses.replace(assessed, now=now) if is_old else assessed
 
     def _clock_warnings(self) -> tuple[Event, ...]:
-        """Return, once, a warning that this computer's clock is wrong; decisions do not use that clock."""
+        """Return a warning, only once, that this computer's clock is wrong; decisions do not use it."""
         before, self._clock_warning = self._clock_warning, self._clock_warning or self._clock.warning()
         return () if before == self._clock_warning else (Event(EventKind.WARNED, self._clock_warning),)
 
     def _old_prices(self, history: History) -> Iterator[LaunchHistory]:
-        """Yield the launches whose price was recorded or asked for too long ago."""
+        """Yield the launches whose price was recorded or requested too long ago."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         for launch in history.live_launches:
             known_at = launch.prices[-1].at if launch.prices else launch.intent.at
@@ -498,10 +504,10 @@ class Controller:
                 yield launch
 
     def _fetch_price(self, launch: LaunchHistory, problems: list[str]) -> None:
-        """Ask for the launch's price; if that fails, the known price is used further."""
+        """Ask for the launch's price; if that fails, the known price stays in use."""
         price: float | None = None
         try:
-            # The price is checked here, because a record that cannot be read would stop every reader.
+            # The price is checked here, because an unreadable record would stop every reader.
             told = self._provisioner.current_price(launch.intent.offer)
             price = None if told is None else convert(told, Price)
         except (CloudspotError, msgspec.ValidationError) as error:
@@ -511,7 +517,7 @@ class Controller:
     def _new_prices(self, history: History) -> dict[int, float]:
         """Return the prices that were received after the launch's last recorded price.
 
-        Two drivers with older prices would overwrite each other's records again and again.
+        Otherwise, two drivers with older prices would overwrite each other's records again and again.
         """
         return {
             launch.number: known.per_hour
@@ -525,7 +531,7 @@ class Controller:
         self._offers_at = self._clock.monotonic()
         try:
             return self._provisioner.offers(OffersRequest(resources=spec.resources.to_model())).offers
-        except (TransientError, PluginFault) as error:  # machines are ended all the same
+        except (TransientError, PluginFault) as error:  # machines are still ended without offers
             problems.append(str(error))
             return None
 
@@ -568,11 +574,11 @@ class Controller:
                 if not isinstance(action, Terminate | Create):
                     break
             if isinstance(action, OpenLaunch | Append):
-                break  # Won or lost, the journal has a new record; the rest is decided on that.
+                break  # Won or lost, the journal has a new record, on which the rest must be decided.
         return acted
 
     def _write_summary(self, assessed: Assessment, problems: list[str]) -> None:
-        """Write the summary for ``ps``; the protocol does not need it."""
+        """Write the summary for ``ps``, which the protocol does not need."""
         summary = msgspec.structs.replace(
             summarise(assessed.history, assessed.now, ledger=assessed.ledger),
             driven_by=self._driver.name,
@@ -589,7 +595,7 @@ class Controller:
     def _copy_settled(self, history: History, problems: list[str]) -> None:
         """Copy the settled launches into one object, for readers that start from the beginning.
 
-        Nodes that commit copy the journal; this covers launches that never train.
+        Nodes copy the journal after their commits; this copy also covers launches that never train.
         """
         settled = settled_launches(history)
         known, written_at = self._copied or (self._reader.num_copied, -math.inf)

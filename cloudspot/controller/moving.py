@@ -25,7 +25,7 @@ _ENDS = {"succeeded": "has succeeded", "failed": "has failed", "stopped": "was s
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The target of a move; a field that is None stays as it is."""
+    """The target of a move; a field that is None keeps its present value."""
 
     zone: str | None = None
     instance_type: str | None = None
@@ -35,10 +35,10 @@ class Target:
 def plan_move(
     spec: JobSpec, history: History, offers: Sequence[Offer], now: datetime, target: Target
 ) -> OpenLaunch:
-    """Return the launch that replaces the nodes that do not train at the target.
+    """Return the launch that replaces the nodes that do not yet train at the target.
 
     Raises:
-        CapacityError: the offers that fit were refused a short time ago.
+        CapacityError: the fitting offers were refused or lost a short time ago.
         CloudspotError: no node trains, no node has to move, no offer fits, or ``limits.max_cost`` has no
             room for the launch.
     """
@@ -55,25 +55,29 @@ def plan_move(
         raise CloudspotError(f"job {job_id} {_ENDS.get(state, 'is about to stop')}: there is nothing to move")
     if seats.named.intersection(seats.members):
         raise CloudspotError(
-            f"job {job_id} is being moved already; to follow it, run: cloudspot attach {job_id}"
+            f"job {job_id} is already being moved; to follow it, run: cloudspot attach {job_id}"
         )
     if not held:
-        raise CloudspotError(f"job {job_id} does not train now ({state}): there is nothing to move yet")
+        raise CloudspotError(f"job {job_id} is not training now ({state}): there is nothing to move yet")
     fitting = [offer for offer in offers if any(_fits(offer, target, old) for old in held.values())]
     if not fitting:
-        raise CloudspotError(f"there is no offer of {_text(target, held)}; to see all, run: cloudspot plan")
+        raise CloudspotError(
+            f"there is no offer of {_text(target, held)}; to see all offers, run: cloudspot plan"
+        )
     fitting = [offer for offer in fitting if all(may_replace(spec, old, offer) for old in held.values())]
     if not fitting:
         raise CloudspotError(
-            f"machines of {_text(target, held)} cannot reach the machines that train, which they would "
-            f"replace one by one; stop the job and resume it there: cloudspot stop {job_id}"
+            f"machines of {_text(target, held)} cannot reach the present machines, which they would replace "
+            f"one by one; stop the job with `cloudspot stop {job_id}` and resume it there"
         )
     keys = {offer.key for offer in fitting}
     moving = [seat for seat, offer in held.items() if offer.key not in keys]
     if not moving:
-        raise CloudspotError(f"all nodes of job {job_id} are there already: {_keys(held.values())}")
+        raise CloudspotError(
+            f"all nodes of job {job_id} already run on such machines: {_keys(held.values())}"
+        )
     if len({offer.instance_type for offer in fitting} | {offer.instance_type for offer in held.values()}) > 1:
-        moving = list(held)  # the nodes of a generation are of one type
+        moving = list(held)  # the nodes of a generation must be of one type
     from_when = [cool_until(offer, history, "moved") or now for offer in fitting]
     ready = [offer for offer, at in zip(fitting, from_when, strict=True) if at <= now]
     if not ready:
@@ -83,8 +87,8 @@ def plan_move(
         )
     if room(spec, seats, stands_in_for=len(moving)) < len(moving):
         raise CloudspotError(
-            f"job {job_id} has {len(seats.live)} machines; with {len(moving)} more it would have over twice "
-            f"nodes.max ({spec.nodes.max}): try again when those that leave have ended"
+            f"job {job_id} has {len(seats.live)} machines; with {len(moving)} more, it would have more than "
+            f"twice nodes.max ({spec.nodes.max}): try again when the machines that are leaving have ended"
         )
     traffic = traffic_of(history)
     offer = min(
@@ -111,7 +115,7 @@ def plan_move(
 
 
 def has_moved(history: History, launch: int) -> bool:
-    """Return whether nodes of the launch have trained and the nodes that they replace have stopped."""
+    """Return whether nodes of the launch have trained, and the nodes that they replace have stopped."""
     intent, members = history.launches[launch - 1].intent, history.generations[-1].seats
     mine = {Seat(launch, rank) for rank in range(intent.num_nodes)}
     has_begun = any(mine.intersection(one.seats) for one in history.generations)
@@ -119,7 +123,7 @@ def has_moved(history: History, launch: int) -> bool:
 
 
 def is_given_up(history: History, launch: int) -> bool:
-    """Return whether some nodes of the launch will never take over, and the others have done so."""
+    """Return whether some nodes of the launch will never take over, while the others have done so."""
     seats = seats_of(history.launches, history.generations)
     mine = {Seat(launch, rank) for rank in range(history.launches[launch - 1].intent.num_nodes)}
     return not mine <= seats.live and mine & seats.live <= set(seats.members)
@@ -140,7 +144,7 @@ def _keys(offers: Iterable[Offer]) -> str:
 
 
 def _text(target: Target, there: Mapping[Seat, Offer]) -> str:
-    """Return the target for people, with the present values of the fields that stay."""
+    """Return a description of the target, with the present values of the fields that are kept."""
     markets = {target.market} if target.market else {offer.market for offer in there.values()}
     types = (
         {target.instance_type} if target.instance_type else {offer.instance_type for offer in there.values()}

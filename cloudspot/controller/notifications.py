@@ -1,4 +1,4 @@
-"""Notify people of a job's events, each at most once even with several drivers."""
+"""Notify people of a job's events, each at most once, even with several drivers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cloudspot.story.progress import newest_step, steps_total
 from cloudspot.story.states import job_state
 
 LEAVE_SECONDS = 30.0
-"""How long new events are left to another driver that has begun to send them."""
+"""The time for which new events are left to another driver that has begun to send them."""
 MAX_LINES = 40
 MAX_LINE_LENGTH = 300
 
@@ -45,10 +45,9 @@ _SEVERITIES = {
 class Notifications:
     """Finds the unsent news of one job and hands it to the outbox. For one thread at a time.
 
-    The driver that creates an event's mark sends the event, after creating the mark. So an event is sent at
-    most once, and not at all if that driver ends in between. A driver that finds another driver's fresh mark
-    leaves the rest to that driver for a while, unless the job has ended, so that the events of one moment go
-    into one message.
+    The driver that creates an event's mark then sends the event. So an event is sent at most once, and is not
+    sent if that driver ends in between. A driver that finds another driver's fresh mark leaves all events to
+    that driver for a while, unless the job has ended, so that simultaneous events go into one message.
     """
 
     def __init__(self, store: ObjectStore, job_id: str, outbox: Outbox, *, clock: Clock) -> None:
@@ -59,14 +58,14 @@ class Notifications:
         self._writer = new_nonce().encode()
         self._sent: set[str] = set()
         self._is_listed = False
-        """Whether other drivers' marks were listed, and are in ``_sent``."""
+        """Whether other drivers' marks have been listed, and are in ``_sent``."""
         self._left_until = -math.inf
         """Monotonic."""
         self._secrets: Mapping[str, str] | None = None
         self._warned: set[str] = set()
 
     def tell(self, assessed: Assessment, events: list[Event]) -> None:
-        """Send the news; a failure is added to ``events`` as a warning and raises nothing."""
+        """Send the news; a failure is added to ``events`` as a warning and is not raised."""
         for _, line in self._outbox.take_failures(self._job_id):
             events.append(Event(EventKind.WARNED, line))
         if not assessed.spec.notify.is_wanted:
@@ -98,14 +97,15 @@ class Notifications:
             self._sent.update(marks)
             self._is_listed = True
             due = self._due(notify, history)
-            # If the store's clock differs much from ours, the news is sent at once.
+            # If the store's clock differs widely from ours, the news is sent at once.
             if newest is not None and abs(self._clock.now() - newest) < timedelta(seconds=LEAVE_SECONDS):
                 self._leave_to_other()
                 if history.finished is None:
                     return
         if not due:
             return
-        # This comes before the marks, so that a driver that cannot send leaves the news to others.
+        # The URLs are checked before the marks are put, so that a driver that cannot send leaves the news to
+        # others.
         urls = notify.resolved(self._secrets)
         open_notifier(notify.through)
         if find_meta(self._store, keys.spec(self._job_id)) is None:
@@ -140,7 +140,7 @@ class Notifications:
         return read_secrets(self._store, self._job_id, names, resumption=resumption) if names else {}
 
     def _due(self, notify: NotifySpec, history: History) -> list[News]:
-        """Return the news that is due now and, as far as this driver knows, was not sent."""
+        """Return the news that is due now and has not been sent, as far as this driver knows."""
         now = self._clock.now()
         kinds = set(notify.events)
         if history.finished is None and notify.is_quiet(now):

@@ -1,4 +1,4 @@
-"""Send messages to people, and do plugins' tasks, in background threads."""
+"""Send messages to people, and run plugins' tasks, in background threads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cloudspot.controller.sending import send
 from cloudspot.model import Message
 
 MAX_AT_ONCE = 8
-"""The most messages that are sent at the same time; others wait."""
+"""The most messages that are sent at the same time; further messages wait."""
 MAX_ON_THE_WAY = 100
-"""The most messages that are being sent or wait; others are dropped and reported as failures."""
+"""The most messages sent or waiting at a time; further messages are dropped and reported as failures."""
 CHECK_SECONDS = 0.1
 
 
 class Outbox:
-    """Sends each message from a thread of its own, so that a slow service holds up no other message.
+    """Sends each message in a thread of its own, so that a slow service delays no other message.
 
     Thread-safe.
     """
@@ -31,10 +31,10 @@ class Outbox:
         """By job."""
 
     def put(self, through: str, message: Message, urls: Mapping[str, str], *, own: Collection[str]) -> None:
-        """Send the message in the background, with ``send``; return at once."""
+        """Send the message in the background with ``send``; return immediately."""
         with self._lock:
             if self._num_on_the_way >= MAX_ON_THE_WAY:
-                line = f"notify: too many messages wait, so one is lost: {message.title}"
+                line = f"notify: too many messages are waiting, so one is lost: {message.title}"
                 self._failures.append((message.job_id, line))
                 return
             self._num_on_the_way += 1
@@ -43,7 +43,7 @@ class Outbox:
         ).start()
 
     def run_beside(self, work: Callable[[], None]) -> None:
-        """Do other work in a thread of its own, for which ``wait`` waits, too; it must not raise."""
+        """Do other work in a thread of its own, for which ``wait`` waits, too; the work must not raise."""
 
         def run() -> None:
             try:
@@ -57,14 +57,14 @@ class Outbox:
         threading.Thread(target=run, name="task", daemon=True).start()
 
     def take_failures(self, job_id: str | None = None) -> tuple[tuple[str, str], ...]:
-        """Return (job id, line) for each failure of one job or of all, each once; no line has a URL."""
+        """Return (job id, line) once for each failure of one job, or of all jobs; no line contains a URL."""
         with self._lock:
             taken = [one for one in self._failures if job_id in {None, one[0]}]
             self._failures = [one for one in self._failures if one not in taken]
         return tuple(taken)
 
     def wait(self, seconds: float) -> None:
-        """Wait until all messages are sent and all work is done, for ``seconds`` at most."""
+        """Wait until all messages are sent and all work is done, but for at most ``seconds``."""
         end = time.monotonic() + seconds
         while self._num_on_the_way and time.monotonic() < end:
             time.sleep(CHECK_SECONDS)

@@ -1,8 +1,8 @@
-"""Find out which store a machine belongs to, and which jobs of a store are this computer's own.
+"""Determine which store a machine belongs to, and which jobs of a store are this computer's own.
 
-Two stores in one account may hold jobs of the same id. A job that was not submitted from this computer, or
-whose record has changed since, is driven all the same, but not with options of this computer that the record
-names. If the job would run on this computer, it is not driven.
+Two stores in one account may hold jobs with the same id. A job that was not submitted from this computer, or
+whose record has changed since, is still driven, but without those options of this computer that the record
+names. A job whose machines would be this computer's processes is not driven in that case.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cloudspot.model import Capability, Instance, InstanceState
 from cloudspot.registry import open_provider, provider_class, with_driver_options
 
 MAX_LABEL = 128
-"""Characters. A plugin whose cloud allows fewer in a tag's value keeps the label elsewhere."""
+"""Characters. A plugin whose cloud allows fewer in a tag's value stores the label elsewhere."""
 
 
 _OWN_HOST = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#]*@)?[^/?#@$]+([/?#]|$)")
-"""The beginning of a notify URL in which the host contains no secret."""
+"""The beginning of a notify URL whose host contains no secret."""
 _HARMLESS = re.compile(r"[\w.~%-]*", re.ASCII)
-"""A secret without any character that could end a part of a URL."""
+"""A secret without characters that could end a part of a URL."""
 
 
 def store_label(store: ObjectStore) -> str:
@@ -80,12 +80,12 @@ def open_to_drive(
 ) -> Provider:
     """Open the provider of a stored job with the ``driver_options`` of this computer.
 
-    Such options name something on the driving computer, for example a kubeconfig, so a record must not choose
-    them. A value in the record is used if this computer has noted it for the job. Otherwise it is replaced by
-    the value from ``configured``, which returns the user's own table ``[providers.NAME]``.
+    Such options name resources of the driving computer, for example a kubeconfig, so a record must not choose
+    them. A value in the record is used if this computer has noted it for the job. Any other value is replaced
+    by the value from ``configured``, which returns the user's own table ``[providers.NAME]``.
 
     Raises:
-        SpecError: the record names such an option, which is neither noted nor configured here.
+        SpecError: the record names an option of this computer that is neither noted nor configured here.
         PluginError: the provider cannot be used.
     """
     return open_provider(submission.provider, _with_own_options(store, submission, spec, configured))
@@ -150,17 +150,17 @@ def _noted(store: ObjectStore, job_id: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def is_of_another_store(instance: Instance, label: str) -> bool:
-    """Return whether the machine has another store's label; a machine without a label does not."""
+    """Return whether the machine has another store's label; False for a machine without a label."""
     return bool(instance.store_url) and instance.store_url != label
 
 
 def is_ours(instance: Instance, label: str, history: History | None) -> bool:
     """Return whether a machine with the job's id belongs to this job, in this very store.
 
-    A machine without a label counts as ours, and is judged by its launch. A machine that has claimed a rank
-    in our records is ours whatever its label, because the store may have a second name, and a machine taken
-    for another store's would look dead while it trains. A machine that ended before the job was submitted is
-    not ours: it belonged to an earlier job of the same id.
+    A machine without a label counts as ours, and its launch decides about it. A machine that has claimed a
+    rank in our records is ours whatever its label: the store may have a second name, and a machine attributed
+    to another store would look dead while it trains. A machine that ended before the job was submitted is not
+    ours, because it belonged to an earlier job with the same id.
     """
     if history is not None and _ended_before(instance, history):
         return False
@@ -174,8 +174,8 @@ def _ended_before(instance: Instance, history: History) -> bool:
     """Return whether the machine ended before the job was submitted, so that it was an earlier job's.
 
     The id of a removed job may be used again, and clouds list machines for hours or weeks after their end.
-    Differing clocks do no harm: a machine that is left out wrongly counts as absent, and an absence proves
-    nothing at once.
+    Differing clocks do no harm, because a machine that is wrongly left out counts as absent, and absence
+    proves nothing at once.
     """
     return (
         instance.state is InstanceState.ENDED

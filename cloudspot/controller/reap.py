@@ -22,13 +22,13 @@ from cloudspot.model import Instance, InstanceState
 
 
 def reapable(history: History, seats: Seats, observed: Observed, now: datetime) -> tuple[Terminate, ...]:
-    """Return the machines to terminate, by reason; it is empty if the listing failed.
+    """Return the machines to terminate, by reason; empty if the listing failed.
 
     The reasons are: the machine's seat is void or another machine's; its node has written its exit record or
-    was left out of the training, and stays; its node is silent; it outstays a stop, the job's end or the time
-    for which it is kept for inspection; or its launch is not in the journal. A notice is no reason.
-    ``history`` must be read after the machines were listed: an intent is written before its machines exist,
-    so every listed machine's launch is then known.
+    was excluded, but the machine still runs; its node is silent; it runs too long after a stop, the job's end
+    or its time for inspection; or its launch is not in the journal. A notice is not a reason. ``history``
+    must be read after the machines were listed: an intent is written before its machines exist, so the launch
+    of every listed machine is then known.
     """
     doomed: dict[str, list[str]] = {}
     for instance in observed.instances or ():
@@ -93,6 +93,6 @@ def _may_deliver(
 
 
 def _may_go_by_itself(ending: Ending, observed: Observed) -> bool:
-    # The heartbeat does not count here: the node's work is delivered, or nobody waits for it.
+    # The heartbeat does not count here, because the node's work is delivered or nobody waits for it.
     waited = observed.ending_seconds.get(ending, 0.0)
     return may_deliver(None, silent_seconds=0.0, waited_seconds=waited, grace_seconds=EXIT_GRACE_SECONDS)

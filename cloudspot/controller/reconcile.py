@@ -36,11 +36,11 @@ from cloudspot.registry import provider_names
 
 NUM_BEFORE_TURNS = 30
 TURN_SECONDS = 60.0
-"""With more live jobs than ``NUM_BEFORE_TURNS``, the job that a pass begins with changes this often."""
+"""With more than ``NUM_BEFORE_TURNS`` live jobs, a pass begins with another job after each such interval."""
 WAIT_SECONDS = 5.0
-"""A provider without any result for this long is left to its thread, and the other jobs go on."""
+"""A provider without a result for this long is left to its thread, while the other jobs continue."""
 READ_AHEAD = 30
-"""The number of jobs that are read before the first of them is driven, to know their providers."""
+"""The number of jobs whose providers are read before the first of these jobs is driven."""
 NOTE_SECONDS = 60.0
 """The least time between two notes that this driver is running."""
 
@@ -52,17 +52,17 @@ class Reconciled:
     job_id: str
     tick: Tick | None
     error: CloudspotError | None
-    """Why the job could not be driven; the other jobs are driven all the same."""
+    """Why the job could not be driven; the other jobs are still driven."""
 
 
 @dataclass(frozen=True)
 class Unlisted:
-    """A provider that could not list its machines; other providers are asked all the same."""
+    """A provider that could not list its machines; the other providers are still asked."""
 
     provider: str
     error: CloudspotError
     options: str = ""
-    """The options of the provider that failed, such as its region; other jobs may use different options."""
+    """The options of the provider that failed, such as its region; other jobs may use other options."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,11 @@ class _Listing:
 class Reconciler:
     """Drives the live jobs of a store. A reconciler kept between passes uses its own clock and memory.
 
-    Jobs of different providers are driven in parallel, so a provider that hangs delays no job of another.
+    Jobs of different providers are driven in parallel, so that a provider that hangs delays only its own
+    jobs.
 
-    ``open_provider`` opens the provider of a submission and its job file, like ``ownership.open_to_drive``.
-    ``sleep`` is called between tries of a request.
+    ``open_provider`` opens the provider for a submission and its job file, like ``ownership.open_to_drive``.
+    ``sleep`` is called between attempts to make a request.
     """
 
     def __init__(
@@ -105,27 +106,27 @@ class Reconciler:
         self._driver = driver or Driver()
         self._every = every
         self._noted_at = -math.inf
-        """When this driver was last noted in the store (monotonic)."""
+        """The time at which this driver was last noted in the store (monotonic)."""
         self._controllers: dict[str, Controller] = {}
         self._providers: dict[tuple[str, bytes], Provider] = {}
         self._read: dict[str, tuple[HistoryReader, Submission, JobSpec]] = {}
-        """Jobs that were just read and have no controller yet."""
+        """Jobs that have just been read and have no controller yet."""
         self._lock = threading.Lock()
         self._busy: dict[str, deque[Callable[[], Reconciled | _Listing]]] = {}
         """The work left for each provider's thread; a thread without work ends."""
         self._under_way: set[str] = set()
-        """The jobs that were left to these threads; no other thread may use their controllers."""
+        """The jobs that were left to these threads, whose controllers no other thread may use."""
         self._done: queue.SimpleQueue[Reconciled | _Listing | None] = queue.SimpleQueue()
         """The results of these threads; None when a thread has ended."""
         self._listings: list[_Listing] = []
-        """The listings that were not processed yet."""
+        """The listings that have not been processed yet."""
 
     def run_pass(
         self, *, job_ids: Sequence[str] | None = None, is_last: bool = True
     ) -> Iterator[Reconciled | Unlisted]:
-        """Drive each job as far as it goes now, and yield its result; None drives all jobs marked live.
+        """Drive each job as far as possible now, and yield its result; None drives all jobs marked live.
 
-        With None, a job without a mark is driven too if one of its machines is listed. Providers that could
+        With None, a job without a mark is also driven if one of its machines is listed. Providers that could
         not list their machines are yielded last. Unless ``is_last``, the pass does not wait for slow
         providers; a later pass yields the results of their jobs.
 
@@ -135,8 +136,8 @@ class Reconciler:
         if job_ids is None:
             self._note_driver()
         driven = list(list_live(self._store) if job_ids is None else job_ids)
-        # A pass may be cut off, like a cloud function at its time limit, and must not always miss the same
-        # jobs.
+        # A pass may be cut off, like a cloud function at its time limit, and must not miss the same jobs each
+        # time.
         turn = int(self._clock.now().timestamp() // TURN_SECONDS) % max(1, len(driven))
         if len(driven) > NUM_BEFORE_TURNS:
             driven = driven[turn:] + driven[:turn]
@@ -177,7 +178,7 @@ class Reconciler:
             yield from self._results(math.inf, slow)
 
     def _drive_some(self, job_ids: Sequence[str], *, are_all: bool) -> Iterator[Reconciled]:
-        """Drive the jobs here if all are of one provider; otherwise leave each to its provider's thread."""
+        """Drive the jobs here if all have one provider; otherwise leave each job to its provider's thread."""
         groups: dict[str, list[str]] = {}
         for job_id in job_ids:
             # An earlier pass may have left the job to a thread that still uses its controller.
@@ -193,7 +194,7 @@ class Reconciler:
                 self._leave_to_thread(name, partial(self._drive, job_id))
 
     def _leave_to_thread(self, name: str, work: Callable[[], Reconciled | _Listing]) -> None:
-        """Add the work to the queue of the provider's thread, and start the thread if there is none."""
+        """Add the work to the queue of the provider's thread, and start the thread if none is running."""
         with self._lock:
             if name in self._busy:
                 self._busy[name].append(work)
@@ -215,9 +216,10 @@ class Reconciler:
         self._done.put(None)
 
     def _results(self, wait_seconds: float, slow: set[str]) -> Iterator[Reconciled]:
-        """Yield the results of jobs that threads drive, and keep listings.
+        """Yield the results of the jobs that threads drive; keep the listings.
 
-        After ``wait_seconds`` without a result, busy providers are added to ``slow`` and not waited for.
+        After ``wait_seconds`` without a result, busy providers are added to ``slow``, and the wait for them
+        ends.
         """
         while self._is_any_busy_but(slow) or not self._done.empty():
             try:
@@ -257,7 +259,7 @@ class Reconciler:
                 tick = self._controller(job_id).run_pass()
         except JobNotFound as error:
             self._controllers.pop(job_id, None)
-            with suppress(CloudspotError):  # The next pass tries again.
+            with suppress(CloudspotError):  # The next pass repeats this.
                 drop_marks_of_missing_job(self._store, job_id)
             return Reconciled(job_id, None, error)
         except Exception as error:  # noqa: BLE001 - one job's fault must not hold up the others
@@ -269,11 +271,11 @@ class Reconciler:
     def orphans(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
         """Return live tagged machines whose job is not in this store, and the providers that failed.
 
-        The machines are reported to the user and never ended from here, because another store may own them.
-        Only the providers of jobs that this reconciler has driven are asked. Raises as ``run_pass`` does.
+        The machines are reported to the user and never ended here, because another store may own them. Only
+        the providers of jobs that this reconciler has driven are asked. Raises as ``run_pass`` does.
         """
         for _ in self._ask_for_machines(math.inf, set()):
-            pass  # These are results of jobs that an earlier pass did not wait for.
+            pass  # The loop discards results of jobs for which an earlier pass did not wait.
         live, problems = self._take_listings()
         job_ids = {one.job_id for one in live if keys.JOB_ID.fullmatch(one.job_id)}
         known = {one for one in sorted(job_ids) if find_meta(self._store, keys.index(one)) is not None}
@@ -294,7 +296,7 @@ class Reconciler:
         yield from self._results(wait_seconds, slow)
 
     def _take_listings(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
-        """Return the machines of all providers that have answered, each once, and the other providers."""
+        """Return the machines of the providers that have answered, each once, and the other providers."""
         listings, self._listings = self._listings, []
         live = {(one.provider, machine.id): machine for one in listings for machine in one.machines}
         return tuple(live.values()), tuple(one.problem for one in listings if one.problem is not None)

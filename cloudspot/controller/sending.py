@@ -1,7 +1,7 @@
 """Send one message in a child process, so that a notifier that hangs or dies does not delay the driver.
 
 ``send`` starts the child, which runs this module as a program. The child reads an order, and answers with a
-line of JSON for each URL as soon as its result is known.
+line of JSON for each URL as soon as the URL's result is known.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     through: str
     message: Message
     urls: dict[str, str]
-    """The URLs, by the names under which they may be shown."""
+    """The URLs by the names under which they may be shown."""
     own: tuple[str, ...]
     """The names of the URLs that this computer's user has chosen."""
 
@@ -59,14 +59,15 @@ def send(
 ) -> dict[str, str]:
     """Send the message to all URLs in parallel; return the error of each URL that failed, by name.
 
-    Only the ``own`` URLs, which this computer's user has chosen, may lead to addresses that are not on the
-    internet. The other URLs, and the redirects of their servers, come from any writer of the bucket.
+    Only the ``own`` URLs, which this computer's user has chosen, may lead to addresses outside the public
+    internet. The other URLs, and the redirects of their servers, may have been chosen by any writer of the
+    bucket.
 
-    The call takes ``seconds`` at most and raises nothing. It is safe in any thread.
+    The call takes at most ``seconds`` and raises nothing. The function is safe in any thread.
     """
     order = msgspec.json.encode(_Order(through=through, message=message, urls=dict(urls), own=tuple(own)))
-    # The child finds the same modules from "/", its directory, where a relative file URL leads to no file of
-    # ours.
+    # The child finds the same modules from "/", its working directory, where no relative file URL leads to
+    # our files.
     path = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
     try:
         child = subprocess.Popen(
@@ -95,11 +96,11 @@ def send(
 
 
 def main() -> None:
-    """Run the child: carry out the order on the standard input."""
+    """Run the child, which carries out the order on the standard input."""
     # The alarm ends the child if its parent has died.
     signal.alarm(int(float(sys.argv[1])) + 5)
     out = os.dup(1)
-    os.dup2(2, 1)  # Libraries must not print into the answers.
+    os.dup2(2, 1)  # Libraries must not print among the answers.
     order: _Order = decode(sys.stdin.buffer.read(), _Order)
     notifier = open_notifier(order.through)
     guard_connections(threads_inherit={*order.urls} <= {*order.own})

@@ -1,4 +1,4 @@
-"""An emulated account's audit trail: the caller and the permissions of each request."""
+"""An emulated account's audit trail, with the caller and the permissions of each request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudspot.local.machines import now_utc
 
 
 class Trail:
-    """A file of JSON lines, for ``Faults.on_call``; tests compare it with the policies in a plugin's docs.
+    """A file of JSON lines for ``Faults.on_call``; tests compare it with the policies in a plugin's docs.
 
     Thread-safe.
     """
@@ -29,9 +29,9 @@ class Trail:
     ) -> None:
         """Open the file.
 
-        ``is_machine`` returns whether an access key is a machine's, ``rights`` returns the permissions that a
-        call needs, in the cloud's own notation, and ``resource`` returns the resource that it concerns, or
-        ``*``.
+        ``is_machine`` returns whether an access key belongs to a machine, ``rights`` returns the permissions
+        that a call needs, in the cloud's own notation, and ``resource`` returns the resource that the call
+        concerns, or ``*``.
         """
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._is_machine = is_machine
@@ -41,7 +41,7 @@ class Trail:
         self._lock = threading.Lock()
 
     def __call__(self, call: Call) -> None:
-        """Write a line; after ``close``, do nothing."""
+        """Write a line for the call; after ``close``, do nothing."""
         line = {
             "at": self._now().isoformat(),
             "by": "machine" if self._is_machine(call.access_key) else "user",

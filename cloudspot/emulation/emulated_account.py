@@ -22,7 +22,7 @@ TICK_SECONDS = 1.0
 
 
 def common_contraries(provider: str) -> dict[str, Contrary]:
-    """Return what every account can do otherwise; see ``EmulatedCloud.contraries``."""
+    """Return the unexpected behaviour that every account can show; see ``EmulatedCloud.contraries``."""
     return {
         "listing-lags": Contrary(
             "a machine is in no listing for its first 45 seconds", f"{provider}-listing"
@@ -36,8 +36,8 @@ def common_contraries(provider: str) -> dict[str, Contrary]:
 class EmulatedAccount(EmulatedCloud):
     """An emulated cloud that serves one account with one WSGI application.
 
-    A subclass's ``start`` calls :meth:`serve`, makes the resources that users make before their first job
-    through the API, and ends with :meth:`begin`.
+    A subclass's ``start`` calls :meth:`serve`, uses the API to create the resources that users create before
+    their first job, and ends with :meth:`begin`.
     """
 
     def __init__(self) -> None:
@@ -57,18 +57,18 @@ class EmulatedAccount(EmulatedCloud):
 
     @property
     def url(self) -> str:
-        """Return the URL of the account; after ``serve``."""
+        """Return the URL of the account; available after ``serve``."""
         assert self._server is not None
         return self._server.url
 
     @property
     def functions_url(self) -> str:
-        """Return the URL of the account for functions; after ``serve``."""
+        """Return the URL of the account for functions; available after ``serve``."""
         assert self.front is not None
         return self.front.url
 
     def serve(self, app: WSGIApplication, *, address: str) -> None:
-        """Serve the application at any port of the address, and at another port for functions."""
+        """Serve the application at any free port of the address, and at another port for functions."""
         self._server = Server(app, host=address)
         self.front = FunctionFront(app, host=address)
 
@@ -79,7 +79,7 @@ class EmulatedAccount(EmulatedCloud):
         rights: Callable[[Call], Iterable[str]],
         resource: Callable[[Call], str],
     ) -> None:
-        """Record all calls from now on in ``requests.jsonl``, and call ``tick`` every second.
+        """From now on, record all calls in ``requests.jsonl``, and call ``tick`` every second.
 
         Earlier calls, which set up the account, are removed from ``faults.calls``. ``rights`` and
         ``resource`` are passed to :class:`Trail`.
@@ -97,7 +97,7 @@ class EmulatedAccount(EmulatedCloud):
         self._ticker.start()
 
     def _misbehave(self) -> None:
-        """Begin with what was asked for; what is not set here looks at ``faults.contrary``."""
+        """Apply the requested unexpected behaviour; other code reads ``faults.contrary`` for the rest."""
         self.faults.contrary = self.contrary
         if "listing-lags" in self.contrary:
             self.faults.describe_lag_seconds = 45.0
@@ -111,7 +111,10 @@ class EmulatedAccount(EmulatedCloud):
         """Carry out the actions that are due by time, such as schedules and notices to functions."""
 
     def close_functions(self) -> None:
-        """End all running functions, after ``serve`` and before the servers end; the default has none."""
+        """End all running functions; called after ``serve`` and before the servers stop.
+
+        By default there are none.
+        """
 
     def newly_noticed(self, host: MachineHost) -> Iterator[str]:
         """Yield the machines whose notice has begun since the last call."""
@@ -121,7 +124,7 @@ class EmulatedAccount(EmulatedCloud):
                 yield machine_id
 
     def stop(self) -> None:
-        """End functions and servers; see EmulatedCloud."""
+        """Stop the functions and servers; see EmulatedCloud."""
         self._is_over.set()
         if self._server is not None:
             self.close_functions()

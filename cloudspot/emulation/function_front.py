@@ -1,4 +1,4 @@
-"""The server through which functions reach their emulated cloud, where their requests can be interrupted."""
+"""The server through which functions reach their emulated cloud; it can interrupt their requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Act = Callable[[], bool]
 
 
 class FunctionFront:
-    """Passes on the requests of functions, and counts them. Thread-safe."""
+    """Forwards the requests of functions, and counts them. Thread-safe."""
 
     def __init__(self, app: WSGIApplication, *, host: str) -> None:
         """Serve ``app`` at ``url`` until ``close``."""
@@ -28,10 +28,10 @@ class FunctionFront:
         self.url = self._server.url
 
     def interrupt(self, number: int, when: When, act: Act) -> None:
-        """Call ``act`` before request ``number`` has its effect, or after that and before its answer.
+        """Call ``act`` before request ``number`` takes effect, or after that but before its answer.
 
-        Requests are counted from 1, and from now on. ``act`` returns whether the calling function still runs;
-        if it was killed, the request has no effect.
+        Requests are counted from now on, starting at 1. ``act`` returns whether the calling function is still
+        running; if it was killed, the request has no effect.
         """
         with self._lock:
             self._num_requests, self._interrupt = 0, (number, when, act)
@@ -43,7 +43,7 @@ class FunctionFront:
 
     @property
     def num_requests(self) -> int:
-        """Return how many requests have come since ``interrupt`` or ``count``."""
+        """Return how many requests have arrived since ``interrupt`` or ``count``."""
         with self._lock:
             return self._num_requests
 

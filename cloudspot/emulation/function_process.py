@@ -1,4 +1,4 @@
-"""The processes of emulated functions, whose unpacked code runs apart from the packages installed here."""
+"""The processes of emulated functions, which run their unpacked code without the packages installed here."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ class Result:
 
 
 class FunctionProcess:
-    """The process of one function, which handles one event after the other. For one thread at a time.
+    """The process of one function, which handles one event after another.
 
-    It sees only the unpacked archive, the runtime's files and the standard library. Other packages installed
-    here are not available to it.
+    Only one thread may use it at a time.
+
+    It sees only the unpacked archive, the runtime's files and the standard library. It cannot import other
+    packages installed here.
     """
 
     def __init__(self, archive: bytes, directory: Path) -> None:
@@ -68,8 +70,8 @@ class FunctionProcess:
             )
 
     def start_layer(self, layer: Path, code: str, *words: str, environment: Mapping[str, str]) -> None:
-        """Run Python code that can import the packages of ``layer``; ``words`` are its arguments."""
-        # The directory of the code is not on the path, unless the code itself puts it there.
+        """Run Python code that can import the packages of ``layer``; ``words`` are the code's arguments."""
+        # The directory of the code is not on the path, unless the code itself adds it.
         apart = "-P" if sys.version_info >= (3, 11) else "-B"
         self.start(
             [apart, "-c", f"import sys; sys.path.insert(0, sys.argv.pop(1)); {code}", str(layer), *words],
@@ -78,11 +80,11 @@ class FunctionProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether it can handle another event."""
+        """Return whether the process can handle another event."""
         return self._process.poll() is None
 
     def is_serving(self, port: int, *, within_seconds: float) -> bool:
-        """Wait until the process listens on the port of this machine; return whether it does."""
+        """Wait until the process listens on this port of the machine; return whether it does."""
         end = time.monotonic() + within_seconds
         while self.is_alive and time.monotonic() < end:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
@@ -91,7 +93,7 @@ class FunctionProcess:
         return False
 
     def printed(self) -> str:
-        """Return the output since the last call."""
+        """Return the process's output since the last call."""
         with self._log.open("rb") as log:
             log.seek(self._num_read)
             said = log.read()
@@ -105,12 +107,12 @@ class FunctionProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """End the process and its runtime; safe to repeat. The output stays available."""
+        """End the process and its runtime; safe to repeat. The output remains available."""
         self.kill()
 
 
 class FunctionProcesses(Generic[Process]):
-    """All processes of an account's functions; a process is used for many events. Thread-safe."""
+    """All processes of an account's functions; a process handles many events. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -120,7 +122,7 @@ class FunctionProcesses(Generic[Process]):
 
     @contextlib.contextmanager
     def one(self, version: Hashable, make: Callable[[], Process]) -> Iterator[Process]:
-        """Yield a process of this version of a function for one event; ``make`` makes one if none is idle."""
+        """Yield a process for one event of this version of a function, made by ``make`` if none is idle."""
         with self._lock:
             waiting = self._idle.setdefault(version, [])
             process = waiting.pop() if waiting else None
@@ -142,19 +144,19 @@ class FunctionProcesses(Generic[Process]):
                 lent[1].close()
 
     def num_running(self, version: Hashable) -> int:
-        """Return how many of the version's processes handle an event."""
+        """Return how many of the version's processes are handling an event."""
         with self._lock:
             return sum(one == version for one, _ in self._running)
 
     def kill_running(self) -> None:
-        """Kill all processes that handle an event, as a cloud may at any time."""
+        """Kill all processes that are handling an event, as a cloud may at any time."""
         with self._lock:
             running = [process for _, process in self._running]
         for one in running:
             one.kill()
 
     def close(self) -> None:
-        """End all processes; new ones end after their event."""
+        """End all processes; processes started later end after their event."""
         with self._lock:
             self._is_over = True
             ended = [
@@ -167,7 +169,7 @@ class FunctionProcesses(Generic[Process]):
 
 
 def run_apart(name: str, invoke: Callable[[], Result], *, log: Path, refusal: type[Exception]) -> None:
-    """Run a function for an event in its own thread, so that a late pass does not delay the next pass.
+    """Run a function for one event in its own thread, so that a late pass does not delay the next pass.
 
     ``invoke`` may raise ``refusal``, which is logged. The function's output and answer are appended to
     ``log``.
@@ -196,11 +198,11 @@ class Asked:
 
 
 Reply = tuple[int, Mapping[str, str], bytes]
-"""Status, headers and body."""
+"""The status, the headers and the body."""
 
 
 def serve(answer: Callable[[Asked], Reply | None]) -> ThreadingHTTPServer:
-    """Serve GET and POST in threads at a free port of this machine, until it is shut down and closed.
+    """Serve GET and POST requests in threads at a free port of this machine, until shut down and closed.
 
     If ``answer`` returns None, the connection is closed without an answer.
     """
@@ -233,14 +235,14 @@ def serve(answer: Callable[[Asked], Reply | None]) -> ThreadingHTTPServer:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nothing listens on."""
+    """Return a port of this machine on which nothing listens."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def copy_distribution(name: str, target: Path) -> None:
-    """Link an installed distribution and its dependencies into ``target``; do nothing if that exists."""
+    """Link an installed distribution and its dependencies into ``target``, unless ``target`` exists."""
     if target.exists():
         return
     made = Path(tempfile.mkdtemp(dir=target.parent))
@@ -262,12 +264,12 @@ def copy_distribution(name: str, target: Path) -> None:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 if not place.exists():
                     place.symlink_to(source)
-    with contextlib.suppress(OSError):  # Another thread was first.
+    with contextlib.suppress(OSError):  # Another thread was faster.
         made.rename(target)
 
 
 def _unpacked(archive: bytes, directory: Path) -> Path:
-    """Return the directory of the unpacked archive, which all processes share, because none changes it."""
+    """Return the directory of the unpacked archive, which all processes share because none changes it."""
     target = directory / f"code-{hashlib.sha256(archive).hexdigest()[:16]}"
     if not target.exists():
         made = Path(tempfile.mkdtemp(dir=directory))
@@ -282,5 +284,5 @@ def _is_installed(name: str) -> bool:
     try:
         metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        return False  # Its marker is for another Python or platform.
+        return False  # Its marker is for a different Python or platform.
     return True

@@ -18,7 +18,7 @@ _PLUGIN_GROUPS = ("cloudspot.providers", "cloudspot.stores", "cloudspot.notifier
 
 
 def own_distributions() -> tuple[str, ...]:
-    """Return cloudspot and its plugins that are installed here, without the emulations."""
+    """Return the installed distributions of cloudspot and its plugins, without the emulations."""
     points = [one for group in _PLUGIN_GROUPS for one in metadata.entry_points(group=group)]
     plugins = {point.dist.name for point in points if point.dist is not None}
     return (_CORE, *sorted(plugins))
@@ -26,10 +26,10 @@ def own_distributions() -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def missing_files(distributions: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the files and directories that this Python would lack if only ``distributions`` were installed.
+    """Return the files and directories that this Python would lack with only ``distributions`` installed.
 
-    They are kept with their dependencies, if this host has them. Packages whose installer has left no list of
-    their files, such as Debian's, count as part of the system and are kept.
+    Their dependencies are kept too, if this host has them. Packages whose installer has recorded no list of
+    files, such as Debian's, count as part of the system and are kept.
     """
     installed = [name for name in distributions if any(metadata.distributions(name=name))]
     kept = set(map(canonical, closure(installed)))
@@ -43,15 +43,15 @@ def missing_files(distributions: tuple[str, ...]) -> tuple[str, ...]:
         shared: set[str] = set()
         for file in needed:
             _add_parents(shared, file)
-        # A directory stands for all its files, unless it has files that are kept. This does not apply outside
-        # the place, where there are files without a list, such as Python itself.
+        # A directory stands for all its files, unless some of them are kept. Outside the place, each file is
+        # listed alone, because other files there are in no list, such as Python itself.
         names = {file if file.startswith("../") else _highest(file, shared) for file in missing - needed}
         paths.update(posixpath.normpath(posixpath.join(place, name)) for name in names)
     return tuple(sorted(paths))
 
 
 def places() -> tuple[Path, ...]:
-    """Return the directories with distributions of this Python and of its base Python."""
+    """Return the directories that hold distributions of this Python and of its base Python."""
     named = site.getsitepackages(list(dict.fromkeys((sys.prefix, sys.base_prefix))))
     if site.ENABLE_USER_SITE:
         named.append(site.getusersitepackages())
@@ -80,7 +80,7 @@ def _add_parents(found: set[str], file: str) -> None:
 
 
 def _highest(file: str, shared: set[str]) -> str:
-    """Return the highest directory of the file that is not shared, or the file itself."""
+    """Return the highest parent directory of the file that is not shared, or the file itself."""
     end = file.find("/")
     while end > 0:
         if file[:end] not in shared:

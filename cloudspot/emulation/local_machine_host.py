@@ -1,4 +1,4 @@
-"""The host of emulated machines, which uses ``cloudspot.local``, isolated if this host supports it."""
+"""The host of emulated machines, which uses ``cloudspot.local`` and isolates the machines if possible."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from cloudspot.local.supervisor_start import start_supervisor
 from cloudspot.model import EndReason, InstanceState
 
 LOOPBACK_NETWORK = "127.64.0.0/10"
-"""The range of the machines' addresses without namespaces; each cloud has a separate part of it."""
+"""The range of the machines' addresses without namespaces; each cloud has its own part of it."""
 LOOPBACK_PORT = 16925
-"""The port of the metadata services without namespaces, each of which has its own address."""
+"""The port of the metadata services without namespaces; each service has its own address."""
 _LOOPBACK_PREFIX_LENGTH = 16
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NUM_RESERVED = 10
-"""The number of addresses at the start of the network that are reserved, as in clouds."""
+"""The number of reserved addresses at the start of the network, as in clouds."""
 _END_SECONDS = 60.0
 _FOR_EVER_SECONDS = 1e9
 
@@ -48,12 +48,12 @@ Plan = Callable[[EmulatedMachine], tuple[PlannedReclaim, ...]]
 
 
 class LocalMachineHost(MachineHost):
-    """Emulated machines below a directory, which end with this process, even if it is killed."""
+    """Emulated machines below a directory; they end with this process, even if it is killed."""
 
     def __init__(
         self, directory: Path, cloud: EmulatedCloud, *, is_isolated: bool, plan: Plan | None = None
     ) -> None:
-        """Make the resources that the machines share; an isolated host must run inside ``run_enclosed``.
+        """Create the resources that the machines share; an isolated host must run inside ``run_enclosed``.
 
         ``plan`` returns the planned reclaims of a spot machine.
         """
@@ -63,7 +63,7 @@ class LocalMachineHost(MachineHost):
         self._directory = directory
         self._owner = ExitStack()
         self._held: tuple[int, ...] = ()
-        """Open files that the supervisors keep open too."""
+        """The open files that the supervisors also keep open."""
         if is_isolated:
             network = ipaddress.IPv4Network(cloud.network)
         else:
@@ -84,7 +84,7 @@ class LocalMachineHost(MachineHost):
         for package in _editable_packages():
             # Otherwise, each machine would compile the package again.
             compileall.compile_dir(package, quiet=2)
-            # Like an image, the copy does not change with later edits.
+            # Like an image, the copy is unaffected by later edits.
             shutil.copytree(package, self._sources / package.name, ignore=ignored)
         self._hosts = directory / "hosts"
         names = [("localhost", "127.0.0.1"), *cloud.host_names.items()]
@@ -104,24 +104,24 @@ class LocalMachineHost(MachineHost):
                 if address not in self._allocated:
                     self._allocated.add(address)
                     return address
-        raise CloudspotError(f"no address of {self.network} is left")
+        raise CloudspotError(f"all addresses of {self.network} are in use")
 
     def start(self, machine: EmulatedMachine) -> None:
-        """See MachineHost; the cloud furnishes the machine first."""
+        """See MachineHost; the cloud first furnishes the machine."""
         machine = self._cloud.furnish(machine)
         with self._lock:
             if not _ID.fullmatch(machine.id):
-                raise ValueError(f"{machine.id!r} is not a valid id of a machine")
+                raise ValueError(f"{machine.id!r} is not a valid machine id")
             if machine.id in self._machines:
-                raise ValueError(f"there was a machine {machine.id} before")
+                raise ValueError(f"the machine id {machine.id} was already used")
             address = machine.address or self.allocate_address()
             self._check_address(address)
             self._allocated.add(address)
             host_name = machine.host_name or f"ip-{address.replace('.', '-')}"
             with self._hosts.open("a", encoding="ascii") as hosts:
-                # The lines are written at once, because machines read the file meanwhile.
+                # The lines are written at once, because machines may read the file at the same time.
                 names = f"{host_name} {host_name.partition('.')[0]}"
-                # A server on IPv6 looks up its callers by the mapped address.
+                # A server on IPv6 looks up its callers by their IPv4-mapped addresses.
                 hosts.write(f"{address} {names}\n::ffff:{address} {names}\n")
             made = MachineDirectory.create(
                 self._directory / "machines" / machine.id,
@@ -130,7 +130,7 @@ class LocalMachineHost(MachineHost):
             )
             made.set_tags(machine.tags)
             self._machines[machine.id] = made
-        # The supervisor gets the whole path of this process, because a plugin has the metadata service.
+        # The supervisor gets the whole path of this process, because a plugin contains the metadata service.
         python_path = os.pathsep.join(filter(None, sys.path))
         starter = start_supervisor(made, python_path=python_path, held=self._held)
         # No other code waits for the starter, but it must be reaped.
@@ -180,11 +180,11 @@ class LocalMachineHost(MachineHost):
             return ""
 
     def directory(self, machine_id: str) -> MachineDirectory:
-        """Return the machine's files."""
+        """Return the directory of the machine's files."""
         return self._machines[machine_id]
 
     def close(self) -> None:
-        """End all machines and wait for their end; safe to repeat.
+        """End all machines and wait until they have ended; safe to repeat.
 
         Raises:
             CloudspotError: a machine does not end.
@@ -199,7 +199,7 @@ class LocalMachineHost(MachineHost):
             if not living:
                 break
             if time.monotonic() > end:
-                raise CloudspotError(f"machine {living[0]} does not end; see its log in {self._directory}")
+                raise CloudspotError(f"machine {living[0]} has not ended; see its log in {self._directory}")
             time.sleep(0.02)
         self._owner.close()
 
@@ -209,7 +209,7 @@ class LocalMachineHost(MachineHost):
         for machine in self._machines.values():
             is_its = machine.record().address == address
             if is_its and machine.state().state is not InstanceState.ENDED:
-                raise ValueError(f"machine {machine.id} has the address {address}")
+                raise ValueError(f"the address {address} already belongs to machine {machine.id}")
 
     def _record(self, machine: EmulatedMachine, address: str, host_name: str) -> MachineRecord:
         job, cloud = machine.job, self._cloud
@@ -272,7 +272,7 @@ class LocalMachineHost(MachineHost):
 def emulated(
     cloud: EmulatedCloud, directory: Path, *, is_isolated: bool, plan: Plan | None = None
 ) -> Iterator[LocalMachineHost]:
-    """Start the cloud with its own host below the directory, and stop both at the end."""
+    """Start the cloud with its own host below the directory, and stop both at the end of the block."""
     host = LocalMachineHost(directory, cloud, is_isolated=is_isolated, plan=plan)
     try:
         (directory / "cloud").mkdir()
@@ -285,16 +285,17 @@ def emulated(
 
 
 def _claim_loopback_network() -> tuple[ipaddress.IPv4Network, socket.socket]:
-    """Return a part of ``LOOPBACK_NETWORK``, and the socket that reserves it while any process has it open.
+    """Return a part of ``LOOPBACK_NETWORK``, and the socket that reserves it while any process keeps it open.
 
     Two clouds with the same addresses would serve metadata at the same address and port. A socket works
-    across users, and the kernel closes it when the last process that has it ends, even if that is killed.
+    across users, and the kernel closes it when the last process that has it open ends, even if that process
+    is killed.
 
     Raises:
         CloudspotError: all parts are in use.
     """
     for network in ipaddress.IPv4Network(LOOPBACK_NETWORK).subnets(new_prefix=_LOOPBACK_PREFIX_LENGTH):
-        # The socket is UDP, because nothing is served there.
+        # It is a UDP socket, because nothing is served there.
         claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             claim.bind((str(network[1]), LOOPBACK_PORT))
@@ -318,7 +319,7 @@ def _installation() -> tuple[str, ...]:
 
 
 def _editable_packages() -> tuple[Path, ...]:
-    """Return the directories of cloudspot's editable packages."""
+    """Return the directories of cloudspot's packages that are installed as editable."""
     installed = [Path(name).resolve() for name in _installation()]
     first: dict[str, Path] = {}
     for package in _packages():

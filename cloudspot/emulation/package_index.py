@@ -1,7 +1,7 @@
-"""The package index of emulated machines, which can reach no other index: this host's packages as wheels.
+"""The package index of emulated machines, which can reach no other: it offers this host's packages as wheels.
 
-It implements the part of the simple API of Python's package indexes that pip needs, a page for each project.
-A wheel is made from the installed files at its first request.
+It implements the part of the simple API of Python's package indexes that pip needs: one page per project. A
+wheel is built from the installed files when it is first requested.
 
 Source: "Simple repository API", "Binary distribution format" (PyPA specifications, checked 2026-11).
 """
@@ -30,12 +30,12 @@ _WHEELS, _SIMPLE = "/wheels/", "/simple/"
 
 
 class PackageIndex:
-    """A package index that is served in threads, from its construction until ``close``."""
+    """A package index, served in threads from its construction until ``close``."""
 
     def __init__(self, address: str, directory: Path) -> None:
-        """Start on any port of the address; the wheels are kept below ``directory``."""
+        """Start on any free port of the address; the wheels are stored below ``directory``."""
         found = [one for one in metadata.distributions(path=list(map(str, places()))) if _is_listed(one)]
-        # If a distribution is installed twice, Python imports the first.
+        # If a distribution is installed twice, Python imports the first one.
         self.projects = {canonical(one.name): one for one in reversed(found)}
         self.directory = directory
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class PackageIndex:
         return {"PIP_INDEX_URL": f"http://{address!s}:{port}{_SIMPLE}", "PIP_TRUSTED_HOST": str(address)}
 
     def wheel(self, name: str) -> Path | None:
-        """Return the file of the wheel of that name, or None if there is none."""
+        """Return the file of the wheel with that name, or None if there is none."""
         made = self.directory / name
         distribution = self.projects.get(canonical(name.partition("-")[0]))
         if distribution is None or name != wheel_name(distribution):
@@ -73,7 +73,7 @@ class PackageIndex:
 
 
 def wheel_name(distribution: metadata.Distribution) -> str:
-    """Return the name of the distribution's wheel."""
+    """Return the file name of the distribution's wheel."""
     tags = [tag.split("-") for tag in re.findall(r"(?m)^Tag: (\S+)", distribution.read_text("WHEEL") or "")]
     compressed = (".".join(dict.fromkeys(column)) for column in zip(*tags, strict=True))
     project = re.sub(r"[-_.]+", "_", distribution.name)
@@ -91,7 +91,8 @@ def write_wheel(distribution: metadata.Distribution, target: Path) -> None:
             if "__pycache__" in parts or parts[-1] in _INSTALLERS_NOTES or not (place / file).is_file():
                 continue
             if parts[0] == "..":
-                # Such files go into the wheel's data directory; pip itself writes the entry points' scripts.
+                # Such files go into the wheel's data directory; pip itself writes the scripts of entry
+                # points.
                 below = parts[parts.count("..") :]
                 if below[0] == "bin" and below[-1] in scripts:
                     continue
@@ -104,7 +105,7 @@ def write_wheel(distribution: metadata.Distribution, target: Path) -> None:
 
 
 def _is_listed(distribution: metadata.Distribution) -> bool:
-    """Return whether the distribution has a list of its files, and is not editable."""
+    """Return whether the distribution has a list of its files and is not editable."""
     url = json.loads(distribution.read_text("direct_url.json") or "{}")
     has_lists = all(distribution.read_text(name) for name in ("RECORD", "WHEEL"))
     return has_lists and not url.get("dir_info", {}).get("editable", False)

@@ -1,8 +1,8 @@
 """Evaluate policies in the JSON format that several clouds share: statements that allow or deny actions.
 
 Source: IAM user guide, "Policy evaluation logic", "IAM JSON policy elements: Condition operators"; RAM user
-guide, "Policy elements" (checked 2026-11). A condition with an operator that is not supported here holds for
-no request.
+guide, "Policy elements" (checked 2026-11). A condition with an operator that is not supported here never
+holds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from functools import lru_cache
 from typing import Any
 
 Value = Callable[[str], str | None]
-"""Returns the value of a condition key for a request, or None if it has none."""
+"""Returns the value of a condition key for a request, or None if the request has none."""
 
 
 def is_allowed(policies: Iterable[str], right: str, resource: str, value: Value | None = None) -> bool:
-    """Return whether the policies (JSON) grant a permission on a resource.
+    """Return whether the policies (in JSON) grant a permission on a resource.
 
-    A denial overrides everything. Without ``value``, every condition is assumed to hold.
+    A denial overrides every grant. Without ``value``, every condition is assumed to hold.
     """
     effects = {
         statement["Effect"]

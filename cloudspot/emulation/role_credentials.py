@@ -1,7 +1,7 @@
-"""The credentials of an emulated cloud's roles, which the metadata service makes and the API verifies.
+"""The credentials of an emulated cloud's roles, which the metadata service issues and the API verifies.
 
-The two processes share only a seed, from which the secret and the token of a key follow; the key itself
-contains its expiry.
+The two processes share only a seed, from which they derive a key's secret and token; the key itself contains
+its expiry.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Credentials:
 
 
 class RoleKeys:
-    """All role credentials that follow from a seed; a plugin's subclass gives them its cloud's format."""
+    """All role credentials derived from a seed; a plugin's subclass gives them its cloud's format."""
 
     prefix: ClassVar[str]
-    """The prefix of the keys of roles, which no other keys have."""
+    """The prefix of roles' keys, which no other keys have."""
     token_prefix: ClassVar[str] = ""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
-        """The seed, which only the metadata services get."""
+        """The seed, which only the metadata services know."""
 
     def issue(self, instance_id: str, *, expires_at: datetime) -> Credentials:
-        """Return the credentials of an instance's role until ``expires_at``, in whole seconds."""
+        """Return the credentials of an instance's role until ``expires_at``, rounded to whole seconds."""
         seconds = int(expires_at.timestamp())
         moment = base64.b32encode(seconds.to_bytes(5, "big")).decode()
         owner = base64.b32encode(self._digest("owner", f"{instance_id}/{seconds}")[:5]).decode()
@@ -61,7 +61,7 @@ class RoleKeys:
         return self.token_prefix + base64.b64encode(b"".join(parts)).decode()
 
     def expires_at(self, access_key: str) -> datetime:
-        """Return when the key expires; a malformed key gives 1970."""
+        """Return when the key expires, or 1970 if the key is malformed."""
         start = len(self.prefix)
         try:
             seconds = int.from_bytes(base64.b32decode(access_key[start : start + 8]), "big")
@@ -76,7 +76,7 @@ class RoleKeys:
 class ShownCredentials:
     """The role's credentials that one machine's metadata service shows. Thread-safe.
 
-    New credentials appear ``lead`` before the old ones expire, and the old ones stay valid until then.
+    New credentials appear ``lead`` before the old ones expire; the old ones remain valid until their expiry.
     Short-lived credentials, as in tests, are shown for at least half of their life.
     """
 
@@ -88,7 +88,7 @@ class ShownCredentials:
         lead: timedelta,
         now: Callable[[], datetime],
     ) -> None:
-        """``facts`` has ``instance-id``, ``role-seed`` and ``credential-seconds`` (6 hours by default)."""
+        """``facts`` holds ``instance-id``, ``role-seed`` and ``credential-seconds`` (6 hours by default)."""
         self._keys_type = keys_type
         self._facts = facts
         self._lifetime = timedelta(seconds=float(facts.get("credential-seconds", 6 * 3600)))
@@ -97,10 +97,10 @@ class ShownCredentials:
         self._lock = threading.Lock()
         self._newest: Credentials | None = None
         self.updated_at = now()
-        """When the newest credentials were issued, or before the first, when the service began."""
+        """When the newest credentials were issued, or, before the first, when the service started."""
 
     def current(self) -> Credentials:
-        """Return the credentials to show now."""
+        """Return the credentials to show at this time."""
         with self._lock:
             now = self._now()
             if self._newest is None or self._newest.expires_at - now < self._lead:
@@ -111,7 +111,7 @@ class ShownCredentials:
 
 
 class Secrets(Mapping[str, str]):
-    """The secrets of the given users, and of roles, whose secrets follow from the seed."""
+    """The secrets of the given users, and of roles, whose secrets are derived from the seed."""
 
     def __init__(self, users: Mapping[str, str], roles: RoleKeys) -> None:
         self._users = dict(users)

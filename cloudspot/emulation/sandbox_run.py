@@ -2,7 +2,7 @@
 
 There are three processes. The *conductor* starts the other two and passes on signals; the *cloud* serves the
 APIs and hosts the machines, out of reach of the terminal's signals; the *command* is the user's. If the host
-supports it, all run enclosed, so that nothing outlives the conductor.
+supports it, all of them run enclosed, so that no process outlives the conductor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _DEFAULT_RECLAIM = "launch=1,rank=0,after_share=0.5"
 NOT_EXECUTABLE = 126
-"""The exit status of a command that cannot be run, as in shells."""
+"""The exit status for a command that cannot be run, as in shells."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Sandbox:
     directory: Path
     is_isolated: bool
     is_bare: bool = False
-    """Whether its account begins with only an administrator."""
+    """Whether its account starts out with only an administrator."""
     contrary: frozenset[str] = frozenset()
     """See ``EmulatedCloud.contraries``."""
 
@@ -68,16 +68,16 @@ class Sandbox:
 
 
 def parse_reclaims(texts: Sequence[str], *, notice_seconds: float) -> Plan:
-    """Return the plan for the values of ``--reclaim``; without any, the first machine is reclaimed midway.
+    """Return the plan for the values of ``--reclaim``; by default, the first machine is reclaimed midway.
 
-    A value is ``none`` or has the fields of a ``[[providers.local.reclaims]]``, such as
+    A value is ``none``, or has the fields of an entry in ``[[providers.local.reclaims]]``, such as
     ``launch=1,rank=0,after_steps=300,notice=2m``, or of ``[providers.local.random_reclaims]``. The default
-    length of the notice is the one that the machine requested, or else ``notice_seconds``.
+    length of a notice is the one that the machine requested, or else ``notice_seconds``.
 
     Raises:
-        SpecError: a value is wrong.
+        SpecError: a value is invalid.
     """
-    _options(texts, notice_seconds)  # so that a wrong value is reported before anything starts
+    _options(texts, notice_seconds)  # so that an invalid value is reported before anything starts
 
     def plan(machine: EmulatedMachine) -> tuple[PlannedReclaim, ...]:
         if machine.job is None or machine.market is not Market.SPOT:
@@ -95,7 +95,7 @@ def _options(texts: Sequence[str], notice_seconds: float) -> LocalOptions:
     for text in texts or (_DEFAULT_RECLAIM,):
         if text == "none":
             if len(texts) > 1:
-                raise SpecError(f"--reclaim: got none with {len(texts) - 1} other values; leave out either")
+                raise SpecError("--reclaim: none cannot be combined with other values")
             continue
         example = '"none" or, for example, launch=1,rank=0,after_steps=300,notice=2m'
         table = {"notice": notice_seconds, **_parse_pairs("--reclaim", text, example)}
@@ -115,7 +115,7 @@ def parse_market(texts: Sequence[str], cloud: type[EmulatedCloud]) -> SpotPlan:
     A value has the fields of a :class:`Spell`, such as ``zone=us-east-1a,after=30s,lasts=1m,capacity=0``.
 
     Raises:
-        SpecError: a value is wrong, or the emulated cloud cannot follow it.
+        SpecError: a value is invalid, or the emulated cloud does not support it.
     """
     spells = []
     for text in texts:
@@ -133,7 +133,7 @@ def parse_market(texts: Sequence[str], cloud: type[EmulatedCloud]) -> SpotPlan:
 
 
 def why_not_isolated() -> str | None:
-    """Return why machines of a sandbox that is started here cannot be isolated, or None if they can."""
+    """Return why the machines of a sandbox started here cannot be isolated, or None if they can."""
     is_within = SANDBOX_VARIABLE in os.environ
     if is_within and not has_bridge():
         return "the machines of the sandbox around it are not isolated either"
@@ -141,7 +141,7 @@ def why_not_isolated() -> str | None:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Check that the command exists, before anything is started.
+    """Check that the command exists before anything is started.
 
     Raises:
         SpecError: the command's program is not found.
@@ -152,7 +152,7 @@ def check_command(command: Sequence[str]) -> None:
 
 @contextmanager
 def sandbox_directory(name: str, *, keep: bool) -> Iterator[Path]:
-    """Make a directory for one sandbox; it is deleted at the end, or by the next sandbox after a kill."""
+    """Create a directory for one sandbox; it is deleted at the end or, after a kill, by the next sandbox."""
     home = state_home() / "sandboxes"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     _sweep(home)
@@ -187,7 +187,7 @@ def run_in_sandbox(sandbox: Sandbox, command: Sequence[str]) -> int:
     sys.stdout.flush()  # so that forked processes do not write it again
     sys.stderr.flush()
     if sandbox.is_isolated:
-        # In a sandbox within another sandbox, COMMAND reaches both clouds.
+        # If a sandbox runs within another one, COMMAND can reach both clouds.
         status = enclosure.run_enclosed(conduct, shares_network=SANDBOX_VARIABLE in os.environ)
     else:
         status = conduct()
@@ -198,7 +198,7 @@ def run_in_sandbox(sandbox: Sandbox, command: Sequence[str]) -> int:
 
 
 def _conduct(sandbox: Sandbox, command: Sequence[str]) -> int:
-    # The cloud ends when our end of the leash closes, even if we are killed; no other process inherits it.
+    # The cloud ends when our end of the leash is closed, even if we are killed; no other process inherits it.
     leash, hand = os.pipe()
     reader, writer = os.pipe()
 
@@ -215,9 +215,9 @@ def _conduct(sandbox: Sandbox, command: Sequence[str]) -> int:
             answer = json.loads(ready.read() or b'{"error": "its process ended before it was ready"}')
         if "error" in answer:
             log = f"; see {sandbox.directory / 'cloud.log'}"
-            raise CloudspotError(f"the emulated {sandbox.cloud.name} does not start: {answer['error']}{log}")
+            raise CloudspotError(f"the emulated {sandbox.cloud.name} did not start: {answer['error']}{log}")
         early = signal.sigpending() & set(enclosure.FORWARDED)
-        if early:  # a signal came while the cloud started
+        if early:  # a signal arrived while the cloud was starting
             return 128 + int(min(early))
         environment = _command_environment(sandbox, answer["environment"])
         child = enclosure.fork(lambda: _execute(command, environment))
@@ -272,7 +272,7 @@ def _command_environment(sandbox: Sandbox, added: Mapping[str, str]) -> dict[str
     cloud = sandbox.cloud
     own = {}
     if sandbox.is_bare:
-        # The setup here must not change the user's own config file, nor the record of a real account.
+        # A setup in the sandbox must not change the user's own config file or the record of a real account.
         own = {
             "CLOUDSPOT_CONFIG": str(sandbox.directory / "config.toml"),
             HOME: str(sandbox.directory / "home"),
@@ -304,7 +304,7 @@ def _parse_pairs(option: str, text: str, example: str) -> dict[str, object]:
 
 
 def _sweep(home: Path) -> None:
-    """Delete the directories of killed sandboxes."""
+    """Delete the directories of sandboxes that were killed."""
     for path in home.iterdir():
         if (path / "keep").exists() or not path.is_dir():
             continue

@@ -14,18 +14,19 @@ from cloudspot.jobfile.quantities import Duration, PositiveDuration
 
 
 class Spell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A period with an unusual spot market."""
+    """A period in which the spot market is unusual."""
 
     zone: str = "*"
-    """The zones that it applies to, as a shell pattern."""
+    """The zones to which it applies, as a shell pattern."""
     after: Duration = 0.0
     """When it begins, counted from the start of the first spot machine."""
     lasts: PositiveDuration | None = None
-    """How long it lasts; by default, until the end."""
+    """How long it lasts; by default, until the sandbox ends."""
     capacity: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """The limit of spot machines of a type in a zone. It only affects starts: running machines stay."""
+    """The maximum number of spot machines of one type in a zone. It only affects starts: running machines
+    keep running."""
     price: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """The factor of the usual spot price."""
+    """The factor by which the usual spot price is multiplied."""
 
     def __post_init__(self) -> None:
         if self.capacity is None and self.price is None:
@@ -33,7 +34,10 @@ class Spell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SpotPlan:
-    """Returns the state of the market by the time since the first spot machine started. Thread-safe."""
+    """Returns the state of the market, which depends on the time since the first spot machine started.
+
+    Thread-safe.
+    """
 
     def __init__(
         self, spells: Sequence[Spell] = (), *, monotonic: Callable[[], float] = time.monotonic
@@ -43,16 +47,16 @@ class SpotPlan:
         self._begun_at: float | None = None
 
     def begin(self) -> None:
-        """Note that a spot machine starts; only the first call counts."""
+        """Note that a spot machine is starting; only the first call counts."""
         if self._begun_at is None:
             self._begun_at = self._monotonic()
 
     def capacity(self, zone: str) -> int | None:
-        """Return how many spot machines of a type the zone can have now, or None for any number."""
+        """Return how many spot machines of one type the zone can have now, or None if there is no limit."""
         return min((one.capacity for one in self._now(zone) if one.capacity is not None), default=None)
 
     def price_factor(self, zone: str) -> float:
-        """Return the present factor of the zone's spot prices; the last spell with a price counts."""
+        """Return the current factor of the zone's spot prices; the last spell with a price counts."""
         return next((one.price for one in reversed(self._now(zone)) if one.price is not None), 1.0)
 
     def _now(self, zone: str) -> list[Spell]:

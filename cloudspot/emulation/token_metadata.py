@@ -1,4 +1,4 @@
-"""The base of metadata services that use session tokens and serve a tree of texts."""
+"""Base class for metadata services that use session tokens and serve a tree of text values."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _PAGE = """\
 """
 
 Tree = Mapping[str, Any]
-"""Entries by name: a text, a tree, or a function that returns one."""
+"""Entries by name: a text, a subtree, or a function that returns one of these."""
 
 
 class TokenedMetadata(MetadataService):
-    """One machine's service; a plugin's subclass has its cloud's names and the data."""
+    """One machine's service; a plugin's subclass supplies its cloud's names and the data."""
 
     versions: ClassVar[tuple[str, ...]]
-    """The interface's versions as they are listed, including ``latest``."""
+    """The versions of the interface as they are listed, including ``latest``."""
     pass_header: ClassVar[str]
     """The token's header, in lower case; with ``-ttl-seconds`` appended, the header that requests a token."""
     token_prefix: ClassVar[str] = ""
     bare_status: ClassVar[int] = 401
-    """The status for a request without a required token; a wrong token gets 401."""
+    """The status for a request that lacks a required token; a wrong token gets 401."""
     titles: ClassVar[Mapping[int, str]] = {
         400: "Bad Request",
         401: "Unauthorized",
@@ -68,7 +68,7 @@ class TokenedMetadata(MetadataService):
         """Return whether this machine's service requires a token."""
 
     def token_hops(self) -> int | None:
-        """Return the hop limit of answers with a token, or None for the usual limit."""
+        """Return the hop limit of the response to a token request, or None for the usual limit."""
         return None
 
     def answer(self, request: Request) -> Answer:
@@ -127,7 +127,7 @@ class TokenedMetadata(MetadataService):
         node = node() if callable(node) else node
         if not isinstance(node, Mapping):
             return self.refuse(404) if path.endswith("/") else _text(str(node))
-        # Directories end in a slash, except at the top.
+        # Names of directories end in a slash, except at the top.
         slash = "/" if rest else ""
         return _text(
             "\n".join(
@@ -144,13 +144,13 @@ class TokenedMetadata(MetadataService):
 class RoleMetadata(TokenedMetadata):
     """A service that also shows the credentials of its machine's role.
 
-    It uses the machine's facts ``http-tokens`` (``required`` or ``optional``),
-    ``http-put-response-hop-limit``, and those of :class:`ShownCredentials`.
+    It uses the machine's facts ``http-tokens`` (``required`` or ``optional``) and
+    ``http-put-response-hop-limit``, and the facts that :class:`ShownCredentials` uses.
     """
 
     role_keys: ClassVar[type[RoleKeys]]
     renewed_before: ClassVar[timedelta]
-    """How long before the expiry of the old credentials new ones appear."""
+    """How long new credentials appear before the old ones expire."""
 
     def __init__(self, view: MachineView, *, now: Callable[[], datetime] = now_utc) -> None:
         super().__init__(view, now=now)
@@ -164,7 +164,7 @@ class RoleMetadata(TokenedMetadata):
 
 
 def shown_time(moment: datetime) -> str:
-    """Return a moment in the format of these services, such as ``2026-11-30T08:00:00Z``."""
+    """Return a time in the format of these services, such as ``2026-11-30T08:00:00Z``."""
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -1,4 +1,4 @@
-"""The time since this host's boot, by which all its processes measure durations, and the name of the boot."""
+"""The time since this host's boot, by which all its processes measure durations, and a name for that boot."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from functools import cache
 from pathlib import Path
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A clock that includes the host's sleep: Linux's monotonic clock does not, that of macOS does."""
+"""A clock that counts the host's sleep, as CLOCK_BOOTTIME does on Linux and CLOCK_MONOTONIC on macOS."""
 
 
 def boot_seconds() -> float:
-    """Return the seconds since the host's boot, which are the same in all processes and cannot be set."""
+    """Return the seconds since the host's boot; the clock is the same in all processes and cannot be set."""
     return time.clock_gettime(_CLOCK)
 
 
 @cache
 def this_boot() -> str:
-    """Return a name for this boot of this host, whose processes share ``boot_seconds``, locks and files."""
+    """Return a name for this boot of this host; its processes share ``boot_seconds``, locks and files."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 _MOST_CONTINUING = 3
-"""The most bytes of a UTF-8 character after its first."""
+"""The maximum number of bytes that follow the first byte of a UTF-8 character."""
 
 
 def read_at_most(path: Path, most: int) -> bytes:
-    """Return the whole file, which must not be written to meanwhile.
+    """Return the whole file, which must not be written to during the call.
 
     Raises:
         ValueError: the file has more than ``most`` bytes.
@@ -24,7 +24,7 @@ def read_at_most(path: Path, most: int) -> bytes:
 
 
 def read_end(path: Path, num_bytes: int) -> bytes:
-    """Return the last ``num_bytes`` of the file, or all of it; growth during the call is not read.
+    """Return the last ``num_bytes`` of the file, or all of it; growth during the call is ignored.
 
     If the file is text in UTF-8, the result begins with a whole character.
 

@@ -1,4 +1,4 @@
-"""The cores and the memory of the machine that this process may use."""
+"""The number of cores and the memory that this process may use on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def usable_cores(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number of cores: ``CLOUDSPOT_CORES`` if it is set, else the system's figure."""
+    """Return the number of cores: ``CLOUDSPOT_CORES`` if it is set, otherwise the system's figure."""
     said = environ.get("CLOUDSPOT_CORES")
     if said is not None:
         return int(said)
@@ -16,7 +16,7 @@ def usable_cores(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def free_memory_bytes() -> int | None:
-    """Return the memory that can still be claimed on this machine, or None if the system does not say."""
+    """Return the memory that can still be allocated, or None if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -28,5 +28,5 @@ def free_memory_bytes() -> int | None:
         if limit != "max":
             limits.append(int(limit) - int((group / "memory.current").read_text()))
     except (OSError, ValueError):
-        pass  # without cgroup v2 at the root, the machine's own figure counts
+        pass  # without cgroup v2 at the root, the machine's own figure applies
     return min(limits) if limits else None

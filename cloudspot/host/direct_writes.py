@@ -1,7 +1,7 @@
-"""Write large runs of bytes to a local disk past the kernel's cache.
+"""Write large blocks of data to a local disk, bypassing the kernel's page cache.
 
-Writing through the cache costs up to three times the processor time. At a low priority, or if the machine's
-host is slow to give memory, it takes longer than the disk does.
+Writing through the cache costs up to three times the processor time. At a low priority, or if the host is
+slow to give the machine memory, it takes longer than the disk itself does.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ import os
 from pathlib import Path
 
 _BLOCK_BYTES = 4096
-"""A multiple of all usual disks' logical block; O_DIRECT requires it of memory, offset and length."""
+"""A multiple of the logical block size of all usual disks; O_DIRECT requires that memory address, offset and
+length are multiples of it."""
 _PIECE_BYTES = 1 << 20
-"""The size of a piece, whose copy stays in the processor's cache until it is written."""
+"""The size of one piece; its copy stays in the processor's cache until it is written."""
 _IN_PLACE_BYTES = 8 << 20
-"""The bytes that one call writes from memory that the disk accepts; they are not copied."""
+"""How many bytes one call writes directly from memory that the disk accepts, without copying them."""
 _FILE_SYSTEMS = ("ext4",)
-"""The file systems where this was tested. Network file systems have their own cache, and may be slower."""
+"""The file systems on which this was tested. Network file systems have a cache of their own, and may be
+slower."""
 
 
 def write_past_cache(descriptor: int, data: memoryview) -> int:
-    """Write the data up to its last whole block; return how many bytes were written.
+    """Write the data up to its last whole block; return the number of bytes written.
 
-    Nothing is written on other systems and file systems, or if the file's position is within a block. The
-    caller writes the rest as usual, and syncs the file. Other threads run meanwhile.
+    Nothing is written on other systems and file systems, or if the file's position is not at a block
+    boundary. The caller writes the rest in the usual way and syncs the file. Other threads can run during the
+    call.
 
     Raises:
         OSError: the disk is full or fails.
@@ -46,7 +49,8 @@ def write_past_cache(descriptor: int, data: memoryview) -> int:
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag)
         with data[:size] as blocks:
-            # Arena slots, and their chunks, begin at a page. Other data is copied to memory that does.
+            # Arena slots and their chunks begin at a page boundary. Other data is first copied to such
+            # memory.
             written = _write_in_place(descriptor, blocks)
             if written == 0:
                 written = _write_copies(descriptor, blocks)
@@ -59,14 +63,14 @@ def write_past_cache(descriptor: int, data: memoryview) -> int:
 
 
 def _write_in_place(descriptor: int, data: memoryview) -> int:
-    """Write without a copy; return how many bytes were written, which is 0 if the disk refuses the memory."""
+    """Write without copying; return the number of bytes written: 0 if the disk refuses the memory."""
     written = 0
     try:
         while written < len(data):
             with data[written : written + _IN_PLACE_BYTES] as given:
                 count = os.write(descriptor, given)
             written += count
-            if count == 0 or count % _BLOCK_BYTES:  # cut short, for example by a full disk
+            if count == 0 or count % _BLOCK_BYTES:  # incomplete, for example because the disk is full
                 break
     except OSError as error:
         if error.errno != errno.EINVAL:
@@ -75,9 +79,9 @@ def _write_in_place(descriptor: int, data: memoryview) -> int:
 
 
 def _write_copies(descriptor: int, data: memoryview) -> int:
-    """Write from memory that begins at a block; return how many bytes were written."""
+    """Write from memory that begins at a block boundary; return the number of bytes written."""
     try:
-        # The copy goes into a file, because a write to a file lets other threads run, and a copy in memory
+        # The copy goes into a file, because writing to a file lets other threads run, and copying in memory
         # does not.
         copy = os.memfd_create("direct-write", os.MFD_CLOEXEC)
     except OSError:
@@ -101,7 +105,7 @@ def _write_copies(descriptor: int, data: memoryview) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _file_system(device: int) -> str:
-    """Return the type of the file system with this ``st_dev``, or an empty string if it is not known."""
+    """Return the type of the file system with this ``st_dev``, or an empty string if it is unknown."""
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         mount, _, source = line.partition(" - ")

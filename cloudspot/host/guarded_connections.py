@@ -1,7 +1,7 @@
-"""Restrict all connections of this process, including those of libraries, to addresses of the internet.
+"""Restrict all connections of this process, including those of libraries, to public internet addresses.
 
-Libraries follow redirects and look up names by themselves. So each connection is checked by the address that
-it is about to be made to, which the interpreter reports in an audit event that no code can skip.
+Libraries follow redirects and look up names on their own. So each connection is checked by the address to
+which it is about to be made. The interpreter reports this address in an audit event, which no code can skip.
 """
 
 from __future__ import annotations
@@ -21,45 +21,46 @@ from weakref import WeakKeyDictionary
 from cloudspot.host.public_addresses import AddressRefused, is_public, public_addresses
 
 LOOKUP_SECONDS = 5.0
-"""A name that is not found within this time counts as known only to a proxy."""
+"""A name that is not resolved within this time counts as known only to a proxy."""
 _EVENTS = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 _TO_PROXY = re.compile(rb"(?:CONNECT |[A-Z]+ https?://(?:[^/ ]*@)?)(?:\[([^]\s]*)\]|([^]/:?#\s]+))")
-"""The beginning of a request for a proxy."""
+"""The beginning of a request that is meant for a proxy."""
 
 
 class Permit:
-    """The permission of one task's connections, in all its threads."""
+    """Decides which connections one task may make, from any of its threads."""
 
     def __init__(self, *, may_be_private: bool) -> None:
-        """If ``may_be_private``, connections may go anywhere until the first one to the internet."""
+        """If ``may_be_private``, connections may go anywhere until the first connection to the internet."""
         self._may_be_private = may_be_private
         self.has_refused = False
 
     def check(self, *, leads_out: bool) -> None:
-        """Raise AddressRefused if a connection may not be made."""
+        """Raise AddressRefused if the connection is not allowed."""
         if leads_out:
             self._may_be_private = False
         elif not self._may_be_private:
             self.has_refused = True
-            raise AddressRefused("this is not an address on the internet")
+            raise AddressRefused("the address is not on the internet")
 
 
 permit: ContextVar[Permit] = ContextVar("permit")
-"""The permit of the running task; without one, only public addresses are allowed."""
+"""The permit of the running task; without a permit, only public addresses are allowed."""
 _inherited: WeakKeyDictionary[Thread, Permit] = WeakKeyDictionary()
-"""The permits of threads that a task has started outside its context."""
+"""The permits of threads that a task started outside its context."""
 T = TypeVar("T")
 
 
 def guard_connections(*, threads_inherit: bool) -> None:
     """From now on, let tasks of this process connect only as their ``permit`` allows; this cannot be undone.
 
-    The proxies in the environment may have any address, also a new one. A name in a request to a proxy is
-    looked up here, and refused if it has only private addresses; a name that only the proxy knows is allowed.
+    The proxies in the environment may have any address, and the address may change. If a request to a proxy
+    names a host, the name is looked up here and refused if it has only private addresses; a name that only
+    the proxy can resolve is allowed.
 
-    If ``threads_inherit``, a thread without its task's context has the permit of the task that started it.
-    Use it only if all tasks of the process may connect to the same addresses, because a library's thread may
-    work for several tasks.
+    If ``threads_inherit``, a thread that lacks its task's context gets the permit of the task that started
+    it. Use this only if all tasks of the process may connect to the same addresses, because a library's
+    thread may serve several tasks.
     """
     named = getproxies()
     urls = {named[kind] for kind in ("http", "https", "all") if kind in named}
@@ -73,7 +74,7 @@ def guard_connections(*, threads_inherit: bool) -> None:
     def judge(event: str, args: tuple[Any, ...]) -> None:
         if event in _EVENTS:
             address = args[1]
-            if address is not None and not is_proxy(_endpoint(address)):  # None: connected before
+            if address is not None and not is_proxy(_endpoint(address)):  # None: already connected
                 _current().check(leads_out=_is_public(address))
         elif event == "http.client.send" and proxies and isinstance(args[1], (bytes, bytearray)):
             match = _TO_PROXY.match(args[1])
@@ -102,7 +103,7 @@ def _endpoint(address: Any) -> tuple[Any, ...]:
 def _is_public(address: Any) -> bool:
     try:
         return isinstance(address, tuple) and isinstance(address[0], str) and is_public(address[0])
-    except ValueError:  # a name, which the socket looks up itself
+    except ValueError:  # a host name, which the socket resolves itself
         return False
 
 
@@ -131,10 +132,10 @@ def _addresses(proxy: str) -> list[tuple[Any, ...]]:
 
 
 def _limited(look_up: Callable[[], T]) -> T:
-    """Return the result of a name lookup.
+    """Return the result of a name lookup, within a time limit.
 
     Raises:
-        socket.gaierror: the name is not known, or its name server does not answer in time.
+        socket.gaierror: the name is unknown, or its name server does not answer in time.
     """
     future = futures.Future[T]()
 

@@ -1,4 +1,4 @@
-"""Find and end a program and all its descendants, from any process; see ``process_keeper``."""
+"""Find and kill a program and all its descendants, from any process; see ``process_keeper``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from cloudspot.host.process_marks import kill_all
 from cloudspot.host.process_trees import descendants
 
 _RECORD = re.compile(rf"({KEEPER}|{WATCHER}|p)(\d+)-(\w+)({re.escape(OVER)})?")
-# An image may have no Python, or none before its setup. Then only the program's descendants are found.
+# A container image may have no Python, or none before its setup runs. In that case only the program's
+# descendants are found.
 _BEGIN = (
     'if command -v "$0" >/dev/null; then exec "$0" -IS "$@"; fi; [ ! -e "$3" ] || exit 137; '
     'read -r stat < /proc/$$/stat; start=$(set -- ${stat##*) }; shift 19; echo "$1"); '
@@ -29,17 +30,17 @@ class _Record(NamedTuple):
     is_over: bool
     lives: bool
     group: str
-    """The directory of its control group, or an empty string if it has none."""
+    """The directory of its control group, or an empty string if it has no control group."""
 
 
 class KeptProcesses:
-    """All processes started by one ``command``, which the records in a directory identify."""
+    """All processes started by one ``command``; the records in a directory identify them."""
 
     def __init__(self, records: Path) -> None:
         self._records = records
 
     def command(self, python: str, words: Sequence[str], *, ended: Path) -> list[str]:
-        """Return the command that starts the program, or ends with status 137 if ``ended`` exists by then.
+        """Return the command that starts the program, or exits with status 137 if ``ended`` exists by then.
 
         ``python`` runs the keeper, which needs only the standard library.
         """
@@ -56,22 +57,22 @@ class KeptProcesses:
         return found.union(programs, *(_members(one.group) for one in records if one.group)) - keepers
 
     def is_running(self) -> bool:
-        """Return whether the program itself lives; its descendants do not count."""
+        """Return whether the program itself is alive; its descendants do not count."""
         return any(one.lives and one.kind != WATCHER and not one.is_over for one in self._read())
 
     def kill(self, *, timeout_seconds: float = 30.0) -> bool:
-        """Send SIGKILL to the processes until none is left; return whether that succeeded in time."""
+        """Send SIGKILL to the processes until none is left; return whether this succeeded in time."""
         return kill_all(self.pids, timeout_seconds=timeout_seconds)
 
     def _read(self) -> Iterator[_Record]:
-        """Yield the records; a later process with the same id does not count as living."""
+        """Yield the records; a later process with the same id does not count as alive."""
         try:
             paths = list(self._records.iterdir())
         except FileNotFoundError:
             return
         for path in paths:
             match = _RECORD.fullmatch(path.name)
-            with suppress(FileNotFoundError):  # it was just renamed, and the next look finds it
+            with suppress(FileNotFoundError):  # renamed just now; the next call will find it
                 group = path.read_text()
                 if match is not None:
                     lives = start_of(int(match[2])) == match[3]
@@ -81,7 +82,7 @@ class KeptProcesses:
 def _members(group: str) -> set[int]:
     """Return the processes of a control group and of the groups below it."""
     members: set[int] = set()
-    # A group may be removed at any moment; rglob would then raise an error, and walk skips it.
+    # A group may be removed at any moment: rglob would then raise an error, whereas walk skips the group.
     for directory, _, _ in os.walk(group) if Path(group).name.startswith(GROUP) else ():
         with suppress(OSError):
             members.update(map(int, Path(directory, "cgroup.procs").read_text().split()))

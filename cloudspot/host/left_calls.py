@@ -1,4 +1,4 @@
-"""Make calls in other threads, so that a call that hangs can be abandoned with its thread."""
+"""Make calls in other threads, so that a hanging call can be abandoned together with its thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class LeftAloneError(Exception):
-    """The call has not ended in time; its result is ignored."""
+    """The call did not end in time, and its result is ignored."""
 
 
 class _Inside(threading.local):
@@ -23,12 +23,13 @@ class _Inside(threading.local):
 
 
 inside = _Inside()
-"""For each thread, the plugin whose code it runs, noted by ``calls.guard``; None in cloudspot's own code."""
+"""For each thread, the plugin whose code the thread runs, as noted by ``calls.guard``; None in cloudspot's
+own code."""
 
 
 @dataclass
 class Limits:
-    """The switch for the time limits of plugins' calls in this process."""
+    """Switches the time limits for plugin calls in this process on and off."""
 
     are_enforced: bool = False
 
@@ -39,7 +40,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def enforced_limits() -> Iterator[None]:
-    """Give calls of plugins time limits within the block, in all threads."""
+    """Enforce time limits for plugin calls within the block, in all threads."""
     before, limits.are_enforced = limits.are_enforced, True
     try:
         yield
@@ -51,9 +52,8 @@ def call_within(seconds: float, request: Callable[[], R], *, owner: object) -> R
     """Return the result of ``request``, called in a daemon thread with this thread's context.
 
     Raises:
-        LeftAloneError: the call has not ended after ``seconds``, or ``cut_off_all`` was called. Until it
-        ends,
-            it counts as the ``owner``'s in ``num_hanging``.
+        LeftAloneError: the call did not end within ``seconds``, or ``cut_off_all`` was called. Until the call
+            ends, it counts as the ``owner``'s in ``num_hanging``.
     """
     job = _Job(request)
     job.begin()
@@ -69,13 +69,13 @@ def call_within(seconds: float, request: Callable[[], R], *, owner: object) -> R
 
 
 def num_hanging(owner: object) -> int:
-    """Return how many of the owner's abandoned calls have not ended."""
+    """Return how many of the owner's abandoned calls have not ended yet."""
     with _lock:
         return sum(job.left_by is owner for job in _left)
 
 
 def is_any_under_way() -> bool:
-    """Return whether any call, even an abandoned one, has not ended."""
+    """Return whether any call, including an abandoned one, has not ended yet."""
     return bool(_left or _waited_for)
 
 
@@ -88,19 +88,19 @@ def cut_off_all() -> None:
 
 
 class _Job:
-    """One call, made in a thread that can be abandoned with it."""
+    """One call, made in a thread that can be abandoned together with the call."""
 
     def __init__(self, request: Callable[[], Any]) -> None:
         self._request = request
         self._context = contextvars.copy_context()
         self.done = threading.Lock()
-        """A lock that is held until the call has ended or is cut off."""
+        """A lock that is held until the call ends or is cut off."""
         self.done.acquire()
         self.result: Any = None
         self.error: BaseException | None = None
         self._has_ended = False
         self.left_by: object = None
-        """The owner, once the call was cut off."""
+        """The owner, if the call was cut off."""
 
     def begin(self) -> None:
         try:
@@ -136,7 +136,7 @@ class _Job:
 
 
 class _Worker(threading.Thread):
-    """Makes one call after another; a hanging call does not delay the end of the process."""
+    """Makes one call after another; a hanging call does not delay the exit of the process."""
 
     def __init__(self) -> None:
         super().__init__(name="cloudspot-plugin", daemon=True)
@@ -146,14 +146,14 @@ class _Worker(threading.Thread):
         while True:
             job = self.jobs.get()
             job.make()
-            _idle.append(self)  # before the end, so that the next call finds it
+            _idle.append(self)  # before the call ends, so that the next call finds this thread
             job.end()
             del job
 
 
 _waited_for: set[_Job] = set()
 _left: set[_Job] = set()
-"""The calls that were cut off and have not ended."""
+"""The calls that were cut off and have not ended yet."""
 _idle: list[_Worker] = []
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Wait for an exclusive lock on the file, and hold it until the end of the block."""
+    """Wait for an exclusive lock on the file, and hold the lock until the end of the block."""
     with _opened(path) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

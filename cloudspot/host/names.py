@@ -1,4 +1,4 @@
-"""Use names from a store as paths on a disk: check that they are safe, and find them below a root."""
+"""Use names from a store as paths on a disk: check that the names are safe, and find them below a root."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 MAX_SEGMENT_BYTES = 255
-"""The limit of usual file systems."""
+"""The limit of most file systems."""
 MAX_NAME_BYTES = 2047
 """The limit for a whole name, which leaves room for a root in the 4,095 bytes of a path."""
 _NOWHERE = frozenset((b"", b".", b".."))
@@ -15,15 +15,15 @@ _NOWHERE = frozenset((b"", b".", b".."))
 
 
 def is_safe_name(name: str) -> bool:
-    """Return whether a ``/``-separated name is a relative path that leads to one place below any root.
+    """Return whether a ``/``-separated name is a relative path that stays below any root.
 
-    No segment is empty, ``.`` or ``..``, contains a NUL or is too long, and the system can encode the name.
-    Everything else is allowed, even names that are not UTF-8. A backslash and a drive letter are ordinary
-    characters, because cloudspot runs only on POSIX systems.
+    No segment is empty, ``.`` or ``..``, contains a NUL byte or is too long, and the system can encode the
+    name. Everything else is allowed, even names that are not UTF-8. A backslash and a drive letter are
+    ordinary characters, because cloudspot runs only on POSIX systems.
 
-    Two safe names may be the same file if the file system ignores case or Unicode normalization, as on macOS;
-    a caller that writes several files must not let one replace another. ``make_parents`` and ``find_symlink``
-    check for symlinks on the disk.
+    Two safe names may denote the same file if the file system ignores case or Unicode normalization, as on
+    macOS; a caller that writes several files must not let one replace another. ``make_parents`` and
+    ``find_symlink`` check the disk for symlinks.
     """
     try:
         data = os.fsencode(name)
@@ -39,17 +39,17 @@ def is_safe_name(name: str) -> bool:
 
 
 def printable(name: str) -> str:
-    """Return a name as text that can be encoded; bytes that are not UTF-8 are escaped."""
+    """Return a name as encodable text; bytes that are not UTF-8 are escaped."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 def make_parents(root: Path, name: str) -> Path:
-    """Make the directories above ``name`` below ``root``, which exists; return the path of the name itself.
+    """Create the directories above ``name`` below ``root``, which must exist; return the name's path.
 
     Raises:
         ValueError: the name is not safe.
-        SymlinkError: a directory on the way is a symlink, which could lead outside ``root``.
-        OSError: a directory cannot be made.
+        SymlinkError: a directory in the path is a symlink, which could lead outside ``root``.
+        OSError: a directory cannot be created.
     """
     _check(name)
     path = root
@@ -62,7 +62,7 @@ def make_parents(root: Path, name: str) -> Path:
 
 
 def find_symlink(root: Path, name: str) -> Path | None:
-    """Return the first symlink on the way from ``root`` to ``name``, or at its end; None if there is none.
+    """Return the first symlink in the path from ``root`` to ``name``, inclusive; None if there is none.
 
     Raises:
         ValueError: the name is not safe.
@@ -77,7 +77,7 @@ def find_symlink(root: Path, name: str) -> Path | None:
 
 
 class SymlinkError(OSError):
-    """A symlink was found in place of a directory or file; it is not followed."""
+    """There was a symlink instead of a directory or file; it is not followed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.ELOOP, f"{path} is a symlink, which is not followed")

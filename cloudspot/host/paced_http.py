@@ -1,7 +1,7 @@
-"""HTTP connections that give up an answer that comes too slowly.
+"""HTTP connections that give up on a response that arrives too slowly.
 
-A socket's timeout bounds only the silence of a server. A server that sends a byte every half second never
-reaches it, in the headers or in the body.
+A socket's timeout limits only a server's silence. A server that sends a byte every half second, in the
+headers or in the body, never reaches it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from urllib.request import HTTPRedirectHandler, Request
 
 LEAST_BYTES = 64 << 10
 WINDOW_SECONDS = 180.0
-"""An answer with less than ``LEAST_BYTES`` in this much waiting time is given up."""
+"""A response that delivers less than ``LEAST_BYTES`` in this much waiting time is given up."""
 WORK_SECONDS = 1800.0
-"""The same for requests that change something: a store may send only spaces while it assembles an upload."""
+"""The same limit for requests that change something: a store may send only spaces while it assembles an
+upload."""
 _READS = frozenset({"GET", "HEAD"})
 
 
 class Pace:
-    """Measures the speed of an answer by the time spent waiting for it."""
+    """Measures the speed of a response by the time spent waiting for it."""
 
     def __init__(self, window_seconds: float = WINDOW_SECONDS) -> None:
         self._window_seconds = window_seconds
@@ -31,25 +32,25 @@ class Pace:
         self._seconds = 0.0
 
     def note(self, num_bytes: int, seconds: float) -> None:
-        """Note the bytes received and the seconds waited for them.
+        """Record the number of bytes received and the seconds waited for them.
 
         Raises:
-            TimeoutError: too few bytes have come for too long.
+            TimeoutError: too few bytes have arrived for too long.
         """
         self._num_bytes += num_bytes
         self._seconds += seconds
         if self._seconds < self._window_seconds:
             return
         if self._num_bytes < LEAST_BYTES:
-            raise TimeoutError(f"only {self._num_bytes} bytes came in {self._seconds:.0f} s")
+            raise TimeoutError(f"only {self._num_bytes} bytes arrived in {self._seconds:.0f} s")
         self._num_bytes, self._seconds = 0, 0.0
 
 
 class _PacedSocket(io.RawIOBase):
     """The receiving side of a socket, with its pace measured.
 
-    The reader's time between two reads does not count. Nor does the silence before the first byte, because a
-    server may need time for an answer, and the socket's timeout bounds that.
+    The time that the reader spends between two reads does not count. Nor does the silence before the first
+    byte: a server may need time to prepare a response, and the socket's timeout limits that time.
     """
 
     def __init__(self, inner: io.RawIOBase, monotonic: Callable[[], float], pace: Pace) -> None:
@@ -87,40 +88,40 @@ class PacedResponse(http.client.HTTPResponse):
 
 
 def pace(connection: type[http.client.HTTPConnection]) -> None:
-    """Use ``PacedResponse`` for all connections of a class, for a library that makes its own connections."""
+    """Use ``PacedResponse`` for all connections of a class, for libraries that create their own."""
     connection.response_class = PacedResponse
 
 
 class PacedHTTPConnection(http.client.HTTPConnection):
-    """A connection with paced responses."""
+    """An HTTP connection with paced responses."""
 
     response_class = PacedResponse
 
 
 class PacedHTTPSConnection(http.client.HTTPSConnection):
-    """A connection with paced responses."""
+    """An HTTPS connection with paced responses."""
 
     response_class = PacedResponse
 
 
 class UnreadRedirects(HTTPRedirectHandler):
-    """Follows redirects like its base, without reading their bodies, which may be endless."""
+    """Follows redirects like its base class, without reading their bodies, which may be endless."""
 
     def redirect_request(self, req: Request, fp: Any, *rest: Any) -> Request | None:
-        """Return the next request, or None."""
+        """Return the redirected request, or None."""
         fp.close()
         return super().redirect_request(req, fp, *rest)
 
 
 def read_at_most(answer: http.client.HTTPResponse, most: int) -> bytes:
-    """Return the body of an answer.
+    """Return the body of a response.
 
     Raises:
-        ValueError: the body is longer than ``most`` bytes, or was cut short.
+        ValueError: the body is longer than ``most`` bytes, or is incomplete.
     """
     data = answer.read(most + 1)
     if len(data) > most:
         raise ValueError(f"its answer is longer than {most} bytes")
     if answer.length:
-        raise ValueError(f"its answer was cut short: {answer.length} bytes are missing")
+        raise ValueError(f"the last {answer.length} bytes of its answer are missing")
     return data

@@ -1,7 +1,7 @@
-"""Write files and directories that appear whole or not at all, and leave nothing else behind.
+"""Write files and directories that appear completely or not at all, and leave no temporary files behind.
 
-While it is written, a file has a temporary name, and its writer holds a lock on it. A writer that fails
-removes it. The file of a killed writer is unlocked, so the next process that writes into the directory
+While a file is being written, it has a temporary name, and its writer holds a lock on it. A writer that fails
+removes its file. The file of a killed writer is unlocked, so the next process that writes into the directory
 removes it.
 """
 
@@ -21,15 +21,16 @@ from cloudspot.host.boot_clock import this_boot
 from cloudspot.host.locks import lock_now
 
 STALE_SECONDS = 3600.0
-"""Locks show nothing about writers on other hosts, which count as killed if they wrote nothing for this long.
+"""Locks reveal nothing about writers on other hosts, which count as killed if they have written nothing for
+this long.
 
-The time is by the clock of the process that removes old files, which does so once for each directory. If its
+The time is measured by the clock of the process that removes old files, once for each directory. If that
 clock is an hour ahead, a writer on another host loses its file, notices this at the rename, and has to write
-it again; no reader sees a partial file."""
+the file again; no reader sees a partial file."""
 _NAME = re.compile(r"\.cloudspot-([0-9a-f]{8})-[0-9a-f]{16}\.partial")
 
 _swept: set[Path] = set()
-"""The directories that this process has swept."""
+"""The directories in which this process has removed abandoned files."""
 _sweeping = threading.Lock()
 
 
@@ -37,8 +38,8 @@ _sweeping = threading.Lock()
 def whole_file(path: Path, *, mode: int = 0o666, beside: Path | None = None) -> Iterator[BinaryIO]:
     """Yield a new file that replaces ``path`` when the block succeeds.
 
-    ``mode`` is subject to the umask. The temporary file is in the directory of ``path``, or in that of
-    ``beside``, another path in the same file system.
+    ``mode`` is subject to the umask. The temporary file is in the directory of ``path``, or in the directory
+    of ``beside``, another path in the same file system.
 
     Raises:
         OSError: the file cannot be written; ``path`` is unchanged.
@@ -56,7 +57,7 @@ def whole_file(path: Path, *, mode: int = 0o666, beside: Path | None = None) -> 
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write a file so that readers see all of it or nothing; see ``whole_file``."""
+    """Write a file so that readers see the whole file or none; see ``whole_file``."""
     with whole_file(path, mode=mode) as file:
         file.write(data)
 
@@ -65,15 +66,15 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 def partial_directory(directory: Path, *, mode: int = 0o777) -> Iterator[Path]:
     """Yield a new directory below ``directory``, and remove it when the block ends.
 
-    The block moves its finished content out, or renames the directory itself. ``mode`` is subject to the
-    umask.
+    The block moves the finished content out of it, or renames the directory itself. ``mode`` is subject to
+    the umask.
     """
     directory = directory.absolute()
     _sweep_once(directory)
     while True:
         partial = directory / _new_name()
         partial.mkdir(mode)
-        with suppress(FileNotFoundError):  # swept before it was locked
+        with suppress(FileNotFoundError):  # removed by another process before it was locked
             descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             if _lock_new(partial, descriptor):
                 break
@@ -86,7 +87,7 @@ def partial_directory(directory: Path, *, mode: int = 0o777) -> Iterator[Path]:
 
 
 def create_partial(directory: Path, *, mode: int = 0o666) -> tuple[Path, int]:
-    """Create a temporary file; return its path and its descriptor, which holds the lock until closed."""
+    """Create a temporary file; return its path and descriptor, which holds the lock until it is closed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         partial = directory / _new_name()
@@ -105,7 +106,7 @@ def remove_abandoned(directory: Path, *, all_names: bool = False) -> None:
         for entry in scan:
             name = _NAME.fullmatch(entry.name)
             if name is not None or all_names:
-                # Another process may be removing the file, or its writer may just have finished it.
+                # Another process may be removing the file, or its writer may just have completed it.
                 with suppress(OSError):
                     _remove_if_abandoned(
                         Path(entry.path), is_of_this_host=bool(name and name[1] == this_boot())
@@ -141,11 +142,11 @@ def _sweep_once(directory: Path) -> None:
 
 
 def _lock_new(partial: Path, descriptor: int) -> bool:
-    """Lock a new file; return whether it still exists, because a sweep may have come before the lock."""
+    """Lock a new file; return whether it still exists, because a sweep may have removed it."""
     try:
         if not lock_now(descriptor):
             return False
-    except OSError:  # a file system without locks, where sweeps go by age
+    except OSError:  # a file system without locks, where sweeps judge by age
         pass
     try:
         return partial.lstat().st_ino == os.fstat(descriptor).st_ino

@@ -1,4 +1,4 @@
-"""Make directories that belong to this user alone, even in places where everybody may write."""
+"""Make directories that belong only to this user, even in places where everybody may write."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def make_private(path: Path) -> None:
-    """Make the directory for this user alone; an existing directory must already be private.
+    """Create the directory for this user only; an existing directory must already be private.
 
     Raises:
-        PermissionError: ``path`` is not a directory, belongs to another user, or is open to others.
+        PermissionError: ``path`` is not a directory, belongs to another user, or is accessible to others.
     """
     with suppress(FileExistsError):
         path.mkdir(0o700, parents=True)

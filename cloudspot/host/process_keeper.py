@@ -1,13 +1,14 @@
 """Start a program below a keeper process, so that all its descendants can be found.
 
 Run it as ``python -IS process_keeper.py RECORDS ENDED PROGRAM ...``. A process can leave its parent, its
-group and its session, and overwrite its arguments and its environment. On Linux it cannot leave the tree of a
+group and its session, and overwrite its arguments and environment. On Linux it cannot leave the tree of a
 process that adopts the orphans among its descendants, as the keeper does. The keeper outlives its parent. If
-allowed, it also makes a control group, by which the descendants are found if the keeper is killed. RECORDS is
-a directory with a file for each keeper: its name has the keeper's process id and start time, and its content
-is the control group. ``kept_processes`` reads it. If the file ENDED exists, nothing is started.
+allowed, the keeper also creates a control group, which identifies the descendants if the keeper is killed.
+RECORDS is a directory with a file for each keeper: the file's name holds the keeper's process id and start
+time, and its content is the control group. ``kept_processes`` reads these files. If the file ENDED exists,
+nothing is started.
 
-It needs only the standard library, because a container may run it with its own Python.
+This module needs only the standard library, because a container may run it with its own Python.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import subprocess
 import sys
 
 KEEPER, WATCHER, OVER = "k", "w", ".over"
-"""The prefixes of a record's name, and its suffix once the keeper's program has ended."""
+"""The prefixes of a record's name, and the suffix that marks that the keeper's program has ended."""
 GROUP = "cloudspot-kept-"
 """The prefix of a control group's name."""
 _GROUPING = ("pids", "freezer", "name=systemd")
@@ -30,7 +31,7 @@ _KILLED = 137
 
 
 def adopt_orphans() -> None:
-    """Adopt the orphans among this process's descendants, so that none leaves the tree; Linux only."""
+    """Adopt the orphans among this process's descendants, so that none leaves the tree; only on Linux."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -38,7 +39,7 @@ def adopt_orphans() -> None:
 
 
 def _own_groups() -> list[str]:
-    """Return the directories of this process's control groups in which a child group may be made."""
+    """Return the directories of this process's control groups in which a child group can be created."""
     try:
         with open("/proc/self/cgroup") as file:  # noqa: PTH123
             lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -50,7 +51,8 @@ def _own_groups() -> list[str]:
     for fields in mounts:
         kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
         for _, controllers, path in lines:
-            # Of version 1, only groups without limits count: others would change the processes' resources.
+            # In version 1, only hierarchies without limits count: others would change the processes'
+            # resources.
             is_v1 = kind == "cgroup" and controllers in _GROUPING and controllers in options
             if is_v1 or (kind == "cgroup2" and not controllers):
                 inside = os.path.relpath(path, fields[3])
@@ -60,17 +62,16 @@ def _own_groups() -> list[str]:
 
 
 def make_group() -> str:
-    """Move this process into a new control group; return its directory, or "" if none may be made.
+    """Move this process into a new control group; return the group's directory, or "" if none can be created.
 
-    The group is removed by ``leave_group``, or by the next keeper if this keeper is killed with its
-    processes.
+    ``leave_group`` removes the group; if this keeper is killed with its processes, the next keeper does.
     """
     for parent in _own_groups():
         path = f"{parent}/{GROUP}{os.getpid()}-{start_of(os.getpid())}"
         try:
             for name in os.listdir(parent):  # noqa: PTH208
                 if name.startswith(GROUP):
-                    with contextlib.suppress(OSError):  # it has processes
+                    with contextlib.suppress(OSError):  # the group has processes
                         os.rmdir(f"{parent}/{name}")  # noqa: PTH106
             os.mkdir(path)  # noqa: PTH102
             enter_group(path)
@@ -89,7 +90,7 @@ def enter_group(path: str) -> None:
 
 
 def join_group(records: str) -> None:
-    """Move this process into the control group of the keeper with a record in ``records``."""
+    """Move this process into the control group of the keeper whose record is in ``records``."""
     with contextlib.suppress(OSError):
         for name in os.listdir(records):  # noqa: PTH208
             if name.startswith(KEEPER):
@@ -98,16 +99,16 @@ def join_group(records: str) -> None:
 
 
 def leave_group(path: str) -> None:
-    """Move this process, the last of its control group, to the parent group; remove its own group."""
+    """Move this process, the last in its control group, to the parent group, and remove its own group."""
     with contextlib.suppress(OSError):
         enter_group(os.path.dirname(path))  # noqa: PTH120
         os.rmdir(path)  # noqa: PTH106
 
 
 def start_of(pid: int) -> str | None:
-    """Return the start time of a process, in letters and digits, or None if it has ended.
+    """Return the start time of a process, in letters and digits, or None if the process has ended.
 
-    It distinguishes the process from a later process with the same id.
+    The start time distinguishes the process from a later process with the same id.
     """
     if sys.platform != "linux":
         told = subprocess.run(
@@ -116,8 +117,9 @@ def start_of(pid: int) -> str | None:
         return re.sub(r"\W+", "_", told.stdout.strip()) or None
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to import
-            # The name, in parentheses, may contain anything. Field 3 is the state, 20 the number of threads,
-            # 22 the start; see proc(5). A process whose first thread has ended looks like a zombie.
+            # The process name, in parentheses, may contain any characters. Field 3 is the state, field 20 the
+            # number of threads, and field 22 the start time; see proc(5). A process whose first thread has
+            # ended looks like a zombie.
             fields = file.read().rpartition(b")")[2].split()
             return None if fields[0] in b"ZX" and fields[17] == b"1" else fields[19].decode()
     except OSError:
@@ -125,7 +127,7 @@ def start_of(pid: int) -> str | None:
 
 
 def record(records: str, kind: str, group: str = "") -> str:
-    """Write a record by which the agent finds the descendants of this process; return its path."""
+    """Write a record with which the agent finds the descendants of this process; return its path."""
     os.makedirs(records, exist_ok=True)  # noqa: PTH103
     path = f"{records}/{kind}{os.getpid()}-{start_of(os.getpid())}"
     with open(path, "w") as file:  # noqa: PTH123
@@ -134,7 +136,7 @@ def record(records: str, kind: str, group: str = "") -> str:
 
 
 def _keep(records: str, ended: str, words: list[str], report: int) -> None:
-    """Run the keeper of a program, until the program's last descendant has ended."""
+    """Run the keeper of a program until the program's last descendant has ended."""
     adopt_orphans()
     group = make_group()
     begin, go = os.pipe()
@@ -156,7 +158,7 @@ def _keep(records: str, ended: str, words: list[str], report: int) -> None:
     for stream in range(3):
         os.dup2(nothing, stream)
     _stay()
-    # The record comes before the check, because the process that ends the program first makes the file ENDED
+    # The record is written before the check, because whoever ends the program first creates the file ENDED
     # and then looks for records.
     path = record(records, KEEPER, group)
     if not os.path.exists(ended):  # noqa: PTH110
@@ -176,7 +178,7 @@ def _keep(records: str, ended: str, words: list[str], report: int) -> None:
 
 
 def _stay() -> None:
-    """Ignore the signals that are sent to all processes of a machine, which only the program handles."""
+    """Ignore signals that are sent to all processes of a machine; only the program handles them."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,8 +1,8 @@
-"""Find and end processes by a mark in their environment.
+"""Find and kill processes by a marker variable in their environment.
 
-A process can leave its group and its session, but can only overwrite its environment, as few do. Processes
-that must be found for certain have a keeper (``kept_processes``). The environment at a process's start is
-shown by ``/proc`` on Linux, and for one's own processes by ``ps -E`` on macOS.
+A process can leave its group and its session, but it can only overwrite its environment, which few do.
+Processes that must be found with certainty have a keeper (``kept_processes``). On Linux, ``/proc`` shows the
+environment with which a process was started; on macOS, ``ps -E`` shows it for one's own processes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def marked_processes(name: str, value: str) -> tuple[int, ...]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Return the environment that a process was started with; a zombie's reads as empty."""
+    """Return the environment with which a process was started; for a zombie it is empty."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:  # ended meanwhile, or not ours
+    except OSError:  # ended in the meantime, or not ours
         return []
 
 
 def cpu_seconds(pids: Collection[int]) -> float | None:
     """Return the CPU time of these processes and of their ended children; None on systems other than Linux.
 
-    A process that has ended meanwhile counts as 0.
+    A process that has ended in the meantime counts as 0.
     """
     if sys.platform != "linux":
         return None
@@ -56,8 +56,8 @@ def _cpu_ticks(pid: int) -> int:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return 0
-    # The name, in parentheses, may contain anything. Fields 14 to 17: utime, stime, cutime, cstime; see
-    # proc(5).
+    # The process name, in parentheses, may contain any characters. Fields 14 to 17: utime, stime, cutime,
+    # cstime; see proc(5).
     return sum(map(int, stat.rpartition(b")")[2].split()[11:15]))
 
 
@@ -72,9 +72,10 @@ def _scan_ps(mark: bytes) -> tuple[int, ...]:
 
 
 def kill_all(find: Callable[[], Collection[int]], *, timeout_seconds: float = math.inf) -> bool:
-    """Send SIGKILL to the processes from ``find`` until it returns none twice; return whether it did in time.
+    """Send SIGKILL to the processes from ``find``; return whether it twice returned none in time.
 
-    One empty result is not enough: a process may fork meanwhile, and during an exec it has no environment.
+    One empty result is not enough: a process may fork during the search, and during an exec it has no
+    environment.
     """
     end = time.monotonic() + timeout_seconds
     delay = 0.005
@@ -93,7 +94,7 @@ def kill_all(find: Callable[[], Collection[int]], *, timeout_seconds: float = ma
 
 
 def signal_process(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process; it is no error if the process has ended."""
+    """Send a signal to a process; a process that has ended is no error."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

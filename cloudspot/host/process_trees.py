@@ -19,7 +19,7 @@ class _Process:
 
 
 def descendants(roots: Collection[int]) -> set[int]:
-    """Return the living descendants of the roots; on systems other than Linux, with their process groups."""
+    """Return the living descendants of the roots; on systems other than Linux, with their groups."""
     processes = _linux_processes() if sys.platform == "linux" else _ps_processes()
     children: dict[int, list[_Process]] = defaultdict(list)
     groups: dict[int, list[_Process]] = defaultdict(list)
@@ -40,16 +40,17 @@ def descendants(roots: Collection[int]) -> set[int]:
 
 
 def _linux_processes() -> list[_Process]:
-    """Return the processes with a running thread."""
+    """Return the processes that have a running thread."""
     processes = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         try:
             text = Path(entry.path, "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it ended meanwhile
+        except OSError:  # ended in the meantime
             continue
-        # proc_pid_stat(5): pid (comm) state ppid pgrp ... num_threads is field 20; comm may contain anything.
+        # proc_pid_stat(5): pid (comm) state ppid pgrp ... num_threads is field 20; comm may contain any
+        # characters.
         fields = text.rpartition(")")[2].split()
         state, parent, group = fields[:3]
         # A process whose first thread has ended looks like a zombie, but its other threads run.

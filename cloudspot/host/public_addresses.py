@@ -1,8 +1,9 @@
-"""HTTP connections that redirects cannot lead to private addresses.
+"""HTTP connections on which redirects cannot lead to private addresses.
 
-A machine can reach itself, its network, and a metadata service that hands out its role. So a server may
-redirect only to globally routable addresses and to the host of the original request. The connection is made
-to the very address that was checked, because a second lookup of the name may return another.
+A machine can reach itself, its network, and a metadata service that hands out the credentials of its role. So
+a server may redirect only to globally routable addresses and to the host of the original request. The
+connection is made to exactly the address that was checked, because a second lookup of the name may return
+another address.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
     for network in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "2001::/23", "3fff::/20")
 )
-"""Networks that some versions of ``ipaddress`` take for global, and an address of a cloud's own service."""
+"""Networks that some versions of ``ipaddress`` consider global, and the address of a cloud's own service."""
 
 
 class AddressRefused(OSError):
-    """A name has no globally routable address."""
+    """A host has no globally routable address."""
 
 
 def is_public(address: str) -> bool:
     """Return whether an IP address, and any IPv4 address embedded in it, is globally routable.
 
-    Source: RFC 6890 and its registries, as in ``ipaddress``; RFC 4291, 2.5.5.2 (IPv4-mapped); RFC 3056
-    (6to4); RFC 6052 (NAT64).
+    Source: RFC 6890 and its registries, as implemented in ``ipaddress``; RFC 4291, 2.5.5.2 (IPv4-mapped); RFC
+        3056 (6to4); RFC 6052 (NAT64).
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
@@ -55,9 +56,9 @@ def public_addresses(host: str, port: int) -> list[str]:
 
     Raises:
         AddressRefused: the host has addresses, but no globally routable one.
-        OSError: the host's name is not known.
+        OSError: the host's name is unknown.
     """
-    # A trailing dot is part of no address, and a resolver may ignore it.
+    # A trailing dot is not part of any address, and a resolver may ignore it.
     infos = socket.getaddrinfo(host.rstrip("."), port, type=socket.SOCK_STREAM)
     found = [str(info[4][0]) for info in infos]
     public = [address for address in dict.fromkeys(found) if is_public(address)]
@@ -67,21 +68,21 @@ def public_addresses(host: str, port: int) -> list[str]:
 
 
 class NoRedirects(HTTPRedirectHandler):
-    """Turns a redirect into an error, for services that never redirect and get a credential each time."""
+    """Turns a redirect into an error, for services that never redirect and always get a credential."""
 
     def redirect_request(self, *_args: Any, **_options: Any) -> None:
         """Return None, so that the redirect is not followed."""
 
 
 def handlers(own_host: str) -> tuple[HTTPHandler, HTTPSHandler]:
-    """Return handlers for ``build_opener`` with which only ``own_host`` may have a private address.
+    """Return handlers for ``build_opener`` that allow a private address only for ``own_host``.
 
-    Answers that come too slowly are given up; see ``paced_http``.
+    Responses that arrive too slowly are given up; see ``paced_http``.
 
     A proxy in the environment makes its own connections, so a name that has only private addresses here is
     not requested through the proxy either.
 
-    An ``AddressRefused`` becomes the reason of a ``URLError``.
+    A ``URLError`` whose reason is an ``AddressRefused`` reports a refusal.
     """
     own_host = own_host.strip("[]").lower()
 
@@ -98,7 +99,7 @@ def handlers(own_host: str) -> tuple[HTTPHandler, HTTPSHandler]:
 
 
 def _making(kind: Callable[..., Any], own_host: str, request: Request) -> Any:
-    """Return a factory of connections for the request that check their address when they are opened."""
+    """Return a factory that makes connections for the request; each checks its address when it is opened."""
 
     def connect(address: tuple[str, int], timeout: Any = None, source_address: Any = None) -> socket.socket:
         is_proxy = request.has_proxy() or request._tunnel_host  # type: ignore[attr-defined]  # noqa: SLF001
@@ -106,7 +107,7 @@ def _making(kind: Callable[..., Any], own_host: str, request: Request) -> Any:
         if host.lower() == own_host:
             return socket.create_connection(address, timeout, source_address)
         if is_proxy:
-            with suppress(socket.gaierror):  # only the proxy knows the name
+            with suppress(socket.gaierror):  # only the proxy can resolve the name
                 public_addresses(host, 0)
             return socket.create_connection(address, timeout, source_address)
         *others, last = public_addresses(host, address[1])

@@ -1,4 +1,4 @@
-"""``[data.NAME]``: inputs named by URL, which are brought to the machine's disk or read in place."""
+"""``[data.NAME]``: inputs named by URL, which are fetched to the machine's disk or read in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudspot.jobfile.tables import Path as FieldPath
 
 _HTTP: Final = ("http", "https")
 _SIGNATURE: Final = re.compile(r"(?i)(.*(signature|credential|token)|sig|se|policy)")
-"""The query parameters of signed URLs, which give access to anyone who has the URL."""
+"""The query parameters of signed URLs; anyone who has such a URL has access."""
 
 DataName = Annotated[
     str,
@@ -45,24 +45,24 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     url: Url
     """The location of the input. A URL that ends with ``/`` stands for everything below it, any other URL for
-    one object or file: ``"file:///data/corpus/"``, ``"file:///data/train.tar"``, or the same in a bucket; or
-    a file on a web server, ``"https://host/file"``. Each machine reads it with its own permissions; the URL
-    must
-    not contain credentials."""
+    one object or file: ``"file:///data/corpus/"`` or ``"file:///data/train.tar"``, or the same in a bucket. A
+    web server's URL, ``"https://host/file"``, names one file. Each machine reads the input with its own
+    permissions; the URL must not contain credentials."""
     mode: Literal["stage", "stream"] = "stage"
-    """With ``"stage"``, the input is brought to each machine's disk; see ``wait``. With ``"stream"``, the
-    training reads it in place, with any library and with the machine's permissions; the variable
-    ``CLOUDSPOT_DATA_NAME`` (see ``path``) has the URL, and ``path``, ``sha256`` and ``wait = false`` are not
-    allowed."""
+    """With ``"stage"``, the input is fetched to each machine's disk; see ``wait``. With ``"stream"``, the
+    training reads the input in place, with any library and with the machine's permissions; the variable
+    ``CLOUDSPOT_DATA_NAME`` (see ``path``) holds the URL, and ``path``, ``sha256`` and ``wait = false`` are
+    not allowed."""
     path: _DataPath | None = None
-    """The input's path for the training: a directory if the URL ends with ``/``, else a file. It is relative
-    to the working directory, or absolute; nothing else may be there. The default is ``data/NAME``. The
-    variable ``CLOUDSPOT_DATA_NAME`` (in capitals, with ``_`` for each hyphen) has it as an absolute path."""
+    """The path at which the training finds the input: a directory if the URL ends with ``/``, otherwise a
+    file. It is relative to the working directory, or absolute; nothing else may exist there. The default is
+    ``data/NAME``. The variable ``CLOUDSPOT_DATA_NAME`` (in capitals, with ``_`` for each hyphen) holds the
+    absolute path."""
     wait: bool = True
-    """Whether the training waits for the input. If not, it is fetched while the training runs, and appears at
-    its path once it is complete; the training has to check for it."""
+    """Whether the training waits for the input. If not, the input is fetched while the training runs, and
+    appears at its path once it is complete; the training has to check for it."""
     sha256: _Sha256 | None = None
-    """The hash of one file, in lower-case hexadecimal; a file with another hash is not used."""
+    """The SHA-256 hash of a single file, in lower-case hexadecimal; a file with another hash is not used."""
 
     @property
     def scheme(self) -> str:
@@ -71,31 +71,31 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def is_http(self) -> bool:
-        """Whether it is on a web server, and not in a store."""
+        """Whether the input is on a web server and not in a store."""
         return self.scheme in _HTTP
 
     @property
     def is_staged(self) -> bool:
-        """Whether it is brought to each machine's disk."""
+        """Whether the input is fetched to each machine's disk."""
         return self.mode == "stage"
 
     @property
     def is_tree(self) -> bool:
-        """Whether it is a directory of files, and not one file."""
+        """Whether the input is a directory of files and not a single file."""
         return self.url.endswith("/")
 
     @property
     def shown_url(self) -> str:
-        """The URL without its query, which may be private."""
+        """The URL without its query, which may contain secrets."""
         return urlunsplit(urlsplit(self.url)._replace(query="", fragment="")) if self.is_http else self.url
 
     def path_or_default(self, name: str) -> str:
-        """Return the path of the input of that name."""
+        """Return the path of the input with that name."""
         return posixpath.normpath(self.path or f"data/{name}")
 
 
 def variable_of(name: str) -> str:
-    """Return the environment variable with the path of an input."""
+    """Return the name of the environment variable that holds an input's path."""
     return f"CLOUDSPOT_DATA_{name.upper().replace('-', '_')}"
 
 
@@ -103,8 +103,8 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
     """Check the rules that types cannot express.
 
     Raises:
-        FieldError: a rule is broken; the message names the field, and shows no URL that may contain a
-        password.
+        FieldError: a rule is broken; the message names the field, and never shows a URL that may contain a
+            password.
     """
     names: dict[str, str] = {}
     for name, spec in inputs.items():

@@ -19,8 +19,8 @@ DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 def job_schema(options: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
     """Return the schema of a job file (JSON Schema, draft 7), with the docstring of each field.
 
-    It refuses the same job files as ``load_job``, except for rules about two fields at once (``nodes.min``
-    above ``nodes.max``), credentials in ``run.env``, and files that do not exist.
+    It refuses the same job files as ``load_job``, except for rules about several fields (``nodes.min`` above
+    ``nodes.max``), credentials in ``run.env``, and missing files.
 
     Args:
         options: The type of each provider's own table; any other provider may have any table.
@@ -39,7 +39,7 @@ def job_schema(options: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
 def field_docs(type_: type[msgspec.Struct]) -> dict[str, str]:
     """Return the docstring of each field, on one line, by the field's name in TOML.
 
-    It is empty for a field without a docstring, and for all fields if the source is not available.
+    The docstring is empty if a field has none, and for all fields if the source is unavailable.
     """
     names = dict(zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True))
     docs = dict.fromkeys(names.values(), "")
@@ -65,13 +65,13 @@ def _text(docstring: str) -> str:
 
 
 def _table(type_: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return msgspec's schema of the struct, with docstrings for editors and the rules of ``load_job``."""
+    """Return msgspec's schema of the struct, with docstrings for editors and ``load_job``'s rules."""
     structs = {struct.__name__: struct for struct in _structs(type_)}
     docs = {name: field_docs(struct) for name, struct in structs.items()}
     (root,), tables = msgspec.json.schema_components([type_], ref_template="{name}")
 
     def plain(schema: dict[str, Any]) -> dict[str, Any]:
-        """Replace references by their tables, and remove null, which TOML does not have."""
+        """Replace references with their tables, and remove null, which TOML lacks."""
         if "$ref" in schema:
             return table(schema["$ref"])
         if "anyOf" in schema:

@@ -1,4 +1,4 @@
-"""``[notify]``: the events of a job that send messages, the URLs that get them, and the quiet hours."""
+"""``[notify]``: the events that send messages, the URLs that receive them, and the quiet hours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudspot.jobfile.rules import SCHEME, VARIABLE, text_like
 _NAME: Final = rf"\$\{{(?!CLOUDSPOT_){VARIABLE}\}}"
 _NotifyUrl = Annotated[
     str,
-    text_like(  # No message shows a URL, which may contain a password.
+    text_like(  # No message shows a URL, because it may contain a password.
         rf"{_NAME}|{SCHEME}://(?:[^$]|\$(?!\{{)|{_NAME})+",
         'expected a URL such as "json://host/path", or "${NAME}" for a variable with a URL or a part of it',
     ),
@@ -28,16 +28,16 @@ _SECRET: Final = re.compile(rf"\$\{{({VARIABLE})\}}")
 
 
 class NewsKind(str, enum.Enum):
-    """The kinds of news of a job, the most serious last."""
+    """The kinds of news about a job, from least to most serious."""
 
     COST = "cost"
     """The cost so far, once a day."""
     RELAUNCHED = "relaunched"
-    """A machine has come up that replaces others or joins them."""
+    """A machine has come up to replace others or to join them."""
     RECLAIMED = "reclaimed"
-    """A machine has a notice that it will be taken, or was taken without one."""
+    """A machine has received a notice that it will be reclaimed, or was reclaimed without one."""
     STALLED = "stalled"
-    """The training was stuck and begins again; or nothing has trained for half an hour, because machines or
+    """The training was stuck and is restarted; or nothing has trained for half an hour, because machines or
     their heartbeats are missing; or the job is suspended."""
     CAPPED = "capped"
     """The job has reached a limit, such as ``max_cost`` or ``idle_after``: it saves and stops."""
@@ -48,24 +48,27 @@ class NewsKind(str, enum.Enum):
 
 
 URGENT: Final = frozenset({NewsKind.CAPPED, NewsKind.FAILED, NewsKind.FINISHED})
-"""The news that quiet hours do not delay. After the end of a job, no driver could send it later."""
+"""The news that quiet hours do not delay. Once the job has ended, no driver would send this news later."""
 
 
 class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[notify]``: who gets messages about the job. The default is the table in the user's config file."""
+    """``[notify]``: who receives messages about the job.
+
+    The default is the same table in the user's config file.
+    """
 
     urls: tuple[_NotifyUrl, ...] = ()
-    """The recipients, as URLs of apprise such as ``"slack://..."``. ``${NAME}`` stands for the variable of
-    that name in your environment when the job is submitted; it may be a part of the URL, or all of it. Its
-    value is kept like ``run.secrets``, but not given to the training."""
+    """The recipients, as URLs of apprise such as ``"slack://..."``. ``${NAME}`` stands for that variable's
+    value in your environment when the job is submitted; it may be part of the URL, or the whole URL. The
+    value is stored like ``run.secrets``, but not passed to the training."""
     events: tuple[NewsKind, ...] = tuple(kind for kind in NewsKind if kind is not NewsKind.COST)
-    """The events that send a message; an empty list sends none."""
+    """The events that send a message; with an empty list, none does."""
     quiet: _Hours | None = None
-    """Hours in which only ``capped`` and the end of the job send messages, such as ``"22:00-07:00"``. Other
-    events are sent in one message after these hours, or at the end of the job."""
+    """The hours during which only ``capped`` and the end of the job send messages, such as ``"22:00-07:00"``.
+    Other events are sent in one message after these hours, or at the end of the job."""
     timezone: str | None = None
     """The time zone of ``quiet`` and of the times in messages, such as ``"Europe/Berlin"``. The default is
-    UTC, which is also used if the driver does not know the zone."""
+    UTC, which is also used if the driver does not recognise the zone."""
     through: str = "apprise"
     """The notifier that sends the messages; notifiers are plugins."""
 
@@ -88,7 +91,7 @@ class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return timezone.utc
 
     def is_quiet(self, now: datetime) -> bool:
-        """Return whether ``now`` is in the quiet hours."""
+        """Return whether ``now`` is within the quiet hours."""
         if self.quiet is None:
             return False
         begin, _, end = self.quiet.partition("-")
@@ -96,7 +99,7 @@ class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return begin <= clock < end if begin <= end else not end <= clock < begin
 
     def resolved(self, secrets: Mapping[str, str]) -> dict[str, str]:
-        """Return the URLs with their secrets filled in, each by a name that may be shown.
+        """Return the URLs with their secrets filled in, each under a name that may be shown.
 
         Raises:
             SpecError: a secret is missing; the message names it.

@@ -1,4 +1,4 @@
-"""Durations, moments, sizes and money as people write them: ``"10m"``, ``"50GiB"``, ``"12.50 USD"``.
+"""Durations, times, sizes and money as people write them: ``"10m"``, ``"50GiB"``, ``"12.50 USD"``.
 
 Plugins use :data:`Duration` and :data:`Size` in their own tables, with the same spellings and errors.
 """
@@ -25,7 +25,7 @@ _TIME_OF_DAY: Final = re.compile(r"\d{2}:\d{2}(?::\d{2})?")
 _SIZE: Final = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)")
 _MONEY: Final = re.compile(rf"({_NUMBER})(?:\s*([A-Z]{{3}}))?")
 
-# These patterns are for the JSON Schema, in the dialect of regular expressions that all its readers share.
+# These patterns are for the JSON Schema, in the dialect of regular expressions that all its readers support.
 _DIGITS: Final = r"[0-9]+(?:\.[0-9]+)?\s*"
 _ABOVE_0: Final = r"(?=.*[1-9])"
 _DURATION_PATTERN: Final = (
@@ -44,25 +44,25 @@ def _quantity(kind: str, pattern: str) -> msgspec.Meta:
 
 
 Duration = Annotated[float, msgspec.Meta(ge=0), _quantity("duration", _DURATION_PATTERN)]
-"""Seconds, 0 or more. In the job file also ``"90s"``, ``"10m"``, ``"1h30m"``."""
+"""Seconds, 0 or more. In the job file, also ``"90s"``, ``"10m"`` or ``"1h30m"``."""
 PositiveDuration = Annotated[float, msgspec.Meta(gt=0), _quantity("duration", _ABOVE_0 + _DURATION_PATTERN)]
 """Seconds, more than 0, with the same spellings."""
 Size = Annotated[int, msgspec.Meta(ge=0), _quantity("size", _SIZE_PATTERN)]
-"""Bytes, 0 or more. In the job file also ``"50GiB"`` (2**30) or ``"50GB"`` (10**9)."""
+"""Bytes, 0 or more. In the job file, also ``"50GiB"`` (2**30) or ``"50GB"`` (10**9)."""
 
 
 def or_word(word: str) -> msgspec.Meta:
-    """Allow ``word`` in place of None for a field that may be None."""
+    """Allow ``word`` instead of None for a field that may be None."""
     return msgspec.Meta(extra={"word": word}, extra_json_schema={"enum": [word]})
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds in a duration such as ``"500ms"``, ``"90s"``, ``"10m"``, ``"1h30m"``, ``"2d"``.
+    """Return the seconds in a duration such as ``"500ms"``, ``"90s"``, ``"1h30m"`` or ``"2d"``.
 
-    A number without a unit is seconds, as it is without quotes in the job file.
+    A number without a unit is in seconds, as is a number without quotes in the job file.
 
     Raises:
-        ValueError: ``text`` is not a duration; the message says what is expected.
+        ValueError: ``text`` is not a duration; the message states what is expected.
     """
     stripped = text.strip()
     if re.fullmatch(_NUMBER, stripped):
@@ -77,19 +77,19 @@ def parse_duration(text: str) -> float:
 
 
 def parse_moment(text: str, *, now: datetime) -> datetime:
-    """Return the moment of ``"10m"`` (ago), ``"06:25"`` (the last one) or ``"2026-11-20T06:25:04Z"``.
+    """Return the time meant by ``"10m"`` (ago), ``"06:25"`` (the last one) or ``"2026-11-20T06:25:04Z"``.
 
-    A text without a time zone is in the zone of ``now``, which must be aware.
+    If the text has no time zone, that of ``now`` applies; ``now`` must be aware.
 
     Raises:
-        ValueError: ``text`` is not a moment; the message says what is expected.
+        ValueError: ``text`` is not a time; the message states what is expected.
     """
     stripped = text.strip()
     if _DURATION.fullmatch(stripped):
         try:
             return now - timedelta(seconds=parse_duration(stripped))
         except OverflowError:
-            raise ValueError(f"there was no moment {stripped[:40]} ago") from None
+            raise ValueError(f"{stripped[:40]} ago is too far in the past") from None
     try:
         if _TIME_OF_DAY.fullmatch(stripped):
             moment = datetime.combine(now.date(), time.fromisoformat(stripped), now.tzinfo)
@@ -104,10 +104,10 @@ def parse_moment(text: str, *, now: datetime) -> datetime:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes in a size such as ``"50GiB"``, ``"500MB"`` or ``"1.5TiB"``.
+    """Return the number of bytes in a size such as ``"50GiB"``, ``"500MB"`` or ``"1.5TiB"``.
 
     Raises:
-        ValueError: ``text`` is not a size, or its unit is ambiguous; the message says what is expected.
+        ValueError: ``text`` is not a size, or its unit is ambiguous; the message states what is expected.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -132,10 +132,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_money(text: str) -> tuple[float, str | None]:
-    """Return the amount in ``"12.50 USD"`` and the currency (ISO 4217; None if not written).
+    """Return the amount in ``"12.50 USD"`` and its currency (ISO 4217; None if not given).
 
     Raises:
-        ValueError: ``text`` is not an amount; the message says what is expected.
+        ValueError: ``text`` is not an amount; the message states what is expected.
     """
     match = _MONEY.fullmatch(text.strip())
     if match is None:

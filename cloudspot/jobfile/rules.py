@@ -1,4 +1,4 @@
-"""The rules of the job file beyond its types; each is stated once, for the reader and for the schema."""
+"""The rules of the job file beyond its types; each is stated once, for the reader and the schema."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ONCE: Final = msgspec.Meta(extra={"once": True}, extra_json_schema={"uniqueItems
 
 @dataclass(frozen=True)
 class OneOf:
-    """Exactly one of two fields must be given; at most one, if it is not ``is_needed``."""
+    """Exactly one of two fields must be given; if not ``is_needed``, at most one."""
 
     fields: tuple[str, str]
     wrong: str
@@ -40,7 +40,7 @@ class OneOf:
     is_needed: bool = True
 
     def problem(self, table: Any, name: str) -> tuple[str, str] | None:
-        """Return the wrong field of the table ``name`` (empty for the table) and the fault, or None."""
+        """Return the invalid field of the table ``name`` (empty: the whole file) and the fault, or None."""
         num_there = sum(getattr(table, field) is not None for field in self.fields)
         if num_there == 1 or (num_there == 0 and not self.is_needed):
             return None
@@ -55,17 +55,17 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Needs:
-    """A field has an effect only together with another field."""
+    """A field that has an effect only together with another field."""
 
     field: str
     needed: str
     value: str | None = None
-    """The value of ``field`` that needs the other field; None for any value."""
+    """The value of ``field`` that needs the other field; None means any value."""
     called: str = ""
-    """The words for ``needed`` in messages, if not its name."""
+    """How messages refer to ``needed``, if not by its name."""
 
     def problem(self, table: Any, name: str) -> tuple[str, str] | None:
-        """Return the wrong field of the table ``name`` (empty for the table) and the fault, or None."""
+        """Return the invalid field of the table ``name`` (empty: the whole file) and the fault, or None."""
         found = getattr(table, self.field)
         concerns = bool(found) if self.value is None else found == self.value
         if not concerns or getattr(table, self.needed) is not None:
@@ -81,7 +81,7 @@ class Needs:
 
 
 TableRule = OneOf | Needs
-"""A rule about the fields of a table that go together; a table's class lists its rules in ``rules``."""
+"""A rule about several fields of a table; the table's class lists its rules in ``rules``."""
 
 VARIABLE: Final = "[A-Za-z_][A-Za-z0-9_]*"
 """The name of an environment variable."""
@@ -108,6 +108,6 @@ Url = Annotated[str, text_like(rf"{SCHEME}://[^/@]*(?:/[^\n]*)?", _url_problem)]
 INSIDE: Final = r"(?![/~])(?!(?:[^\\]*/)?\.\.(?:/|$))[^\\]+"
 INSIDE_WRONG: Final = '"{}" must be a path inside the working directory, such as "src/train.py"'
 Inside = Annotated[str, text_like(INSIDE, INSIDE_WRONG)]
-"""A path that stays inside the working directory."""
+"""A path that does not leave the working directory."""
 Argument = Annotated[str, text_like(r"[^\u0000]*", "must not contain a zero byte")]
-"""A text that can be passed to a program."""
+"""A string that can be passed to a program."""

@@ -1,4 +1,4 @@
-"""The key of a job's setup, which is equal for jobs whose setup leaves machines in the same state."""
+"""The key of a job's setup; jobs whose setup leaves a machine in the same state have the same key."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cloudspot.errors import SpecError
 from cloudspot.jobfile.spec import RunSpec
 
 LENGTH: Final = 40
-"""The hexadecimal digits of a key, which clouds allow in the value of a label."""
+"""The number of hexadecimal digits in a key; clouds allow that many in the value of a label."""
 _FORMAT: Final = 1
 """The version of the files that the agent leaves on an image."""
 
 
 def setup_key(run: RunSpec, *, train_python: str, digests: Iterable[tuple[str, str]]) -> str:
-    """Return the key; ``digests`` has the name and the content's digest of each file and link of the code.
+    """Return the key; ``digests`` holds the name and the content digest of each file and link in the code.
 
-    ``train_python`` is the provider's. The image of the machine does not affect the key.
+    ``train_python`` is the provider's interpreter. The image of the machine does not affect the key.
 
     Raises:
         SpecError: a pattern of ``run.setup_files`` matches no file.

@@ -39,31 +39,36 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 PositiveCount = Annotated[int, msgspec.Meta(ge=1)]
 
 MAX_NAME_LENGTH: Final = 48
-"""The most characters of a job's name. A job id, which is a DNS label of up to 63, has a suffix too."""
+"""The maximum length of a job's name, in characters. A job id is a DNS label of up to 63 characters and also
+has a suffix."""
 MAX_WORLD_SIZE: Final = 9999
-"""The most training processes of a job: a rank has four digits in the bucket's keys."""
+"""The maximum number of training processes in a job: a rank has four digits in the bucket's keys."""
 
 POLICIES: Final = ("spot", "spot-then-on-demand", "deadline", "on-demand")
 """The market policies that need no plugin."""
 TRACKERS: Final = ("mlflow", "tensorboard", "wandb")
-"""The experiment trackers that the plugin of this repository knows; others may bring more."""
+"""The experiment trackers that the plugin in this repository supports; other plugins may add more."""
 SIGNALS: Final = ("SIGTERM", "SIGUSR1")
-"""The signals that can be the notice to a script."""
+"""The signals that can notify a script."""
 _SIGNAL_NAME: Final = "SIG[A-Z0-9]+"
 MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
 LABEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 MAX_STRING_BYTES: Final = 127 << 10
-"""The most bytes of one variable or word. Linux starts no program with a string of 128 KiB, in which a
-variable's name, which machines may lengthen, and a zero byte count too (execve(2), MAX_ARG_STRLEN)."""
+"""The maximum size of one variable or argument, in bytes. Linux starts no program with a string of 128 KiB;
+the limit includes a zero byte and a variable's name, which machines may lengthen (execve(2), MAX_ARG_STRLEN).
+"""
 MAX_START_BYTES: Final = 1 << 20
-"""The most bytes of all variables and words from the job file. Linux allows a quarter of the stack's limit,
-usually 2 MiB, for these, the secrets and the machine's own variables (execve(2))."""
+"""The maximum total size of all variables and arguments from the job file, in bytes. For these, the secrets
+and the machine's own variables, Linux allows a quarter of the stack limit, usually 2 MiB (execve(2))."""
 
 
 def _name_problem(name: str) -> str:
     near = re.sub(r"[^a-z0-9]+", "-", name.lower())[:MAX_NAME_LENGTH].strip("-")
     hint = f'; did you mean "{near}"?' if near else ""
-    return f'"{name}" must be at most {MAX_NAME_LENGTH} lower-case letters, digits and inner hyphens{hint}'
+    return (
+        f'"{name}" must be at most {MAX_NAME_LENGTH} lower-case letters, digits and hyphens '
+        f"(not at either end){hint}"
+    )
 
 
 def _notice_problem(text: str) -> str:
@@ -120,33 +125,36 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """``nodes``: the number of equal machines. An integer N sets both ``min`` and ``max``."""
 
     min: PositiveCount
-    """The least number of machines on which the job trains."""
+    """The minimum number of machines on which the job trains."""
     max: PositiveCount
-    """The most machines that train. While nodes are replaced, twice as many may run."""
+    """The maximum number of machines that train. While nodes are being replaced, twice as many may run."""
     hold: Duration | None = None
     """How long nodes keep their machines, state and setup if fewer than ``min`` are left and none is being
-    started; the total since the newest checkpoint counts."""
+    started, in total since the newest checkpoint."""
     drive: bool = False
     """Whether a node that gets a notice, or whose training has ended, drives the job once more. The nodes'
     role then needs the permissions of a driver."""
 
 
 class ResourcesSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[resources]``: the least resources of one node. The provider chooses those that are left out."""
+    """``[resources]``: the minimum resources of one node.
+
+    The provider chooses the resources that are omitted.
+    """
 
     accelerator: _Accelerator | None = None
-    """The accelerator's name, by its vendor or the provider, such as ``"A100"``."""
+    """The accelerator's name as used by its vendor or the provider, such as ``"A100"``."""
     accelerator_count: Count = 0
     """The number of accelerators; with ``accelerator``, 0 means 1."""
     cpus: Count = 0
     """The number of virtual CPUs."""
     memory: Size = 0
-    """The machine's memory, without the accelerators' memory."""
+    """The machine's memory, excluding the accelerators' memory."""
     disk: Size = 0
     """The size of the machine's disk."""
 
     def to_model(self) -> Resources:
-        """Return the resources in the form that provisioners take."""
+        """Return the resources in the form that provisioners accept."""
         return Resources(
             accelerator=self.accelerator,
             accelerator_count=self.accelerator_count or (1 if self.accelerator else 0),
@@ -157,82 +165,85 @@ class ResourcesSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[run]``: the code and how it starts."""
+    """``[run]``: the code to run and how to start it."""
 
     workdir: str = "."
-    """The directory that is sent to the machines and run in, relative to the job file. In a git checkout, its
-    code is the files that git tracks or would add; elsewhere, all that ``.gitignore`` does not name.
-    ``.cloudspotignore``, with the syntax of ``.gitignore``, excludes more files or includes them again.
-    ``.git``, ``.env`` and ``.env.*`` are never sent. A checkout that git refuses to list, such as another
-    user's, is refused."""
+    """The directory that is sent to the machines and becomes their working directory, relative to the job
+    file. In a git checkout, its code consists of the files that git tracks or would add; elsewhere, of all
+    files that ``.gitignore`` does not exclude. ``.cloudspotignore``, with the syntax of ``.gitignore``,
+    excludes more files or includes them again. ``.git``, ``.env`` and ``.env.*`` are never sent. A checkout
+    that git refuses to list, such as one that belongs to another user, is refused."""
     setup: str | None = None
-    """Shell commands that run once on each machine, in the working directory, before the training. ``python``
-    and ``pip`` are the training's there. Two failures in a row with the same error end the job."""
+    """Shell commands that run once on each machine, in the working directory, before the training. In these
+    commands, ``python`` and ``pip`` are the same as for the training. Two failures in a row with the same
+    error end the job."""
     setup_files: tuple[str, ...] | None = None
     """The files of the code that ``setup`` reads, such as ``["requirements.txt", "csrc/*"]``. An image made
     by ``cloudspot image bake`` is used until one of these files changes, or ``setup``, ``env``, ``python`` or
     ``image`` does. By default, a change of any file of the code counts."""
     entrypoint: Inside | None = None
-    """The training script, inside ``run.workdir``. A job file has either this or ``run.command``."""
+    """The training script, inside ``run.workdir``. A job file has either this field or ``run.command``."""
     command: Annotated[tuple[Argument, ...], msgspec.Meta(extra_json_schema={"minItems": 1})] | None = None
     """The training command, as a list: ``["swift", "sft", "--model", "..."]``,
-    ``["accelerate", "launch", "train.py"]``, ``["python", "-m", "my.module"]``. It runs without a shell; a
-    command that needs one names it: ``["bash", "-c", "..."]``."""
+    ``["accelerate", "launch", "train.py"]``, ``["python", "-m", "my.module"]``. It runs without a shell; if a
+    command needs a shell, name it: ``["bash", "-c", "..."]``."""
     launcher: Literal["torchrun", "none"] | None = None
     """``"torchrun"`` starts ``procs_per_node`` processes on each node, with ``RANK``, ``WORLD_SIZE`` and the
     other variables of torchrun. ``"none"`` starts one process on each node, which may start others, with
     ``NODES``, ``NODE_RANK``, ``MASTER_ADDR``, ``MASTER_PORT`` and ``WORLD_SIZE``. The default is
     ``"torchrun"`` for an entrypoint and ``"none"`` for a command."""
     args: tuple[Argument, ...] = ()
-    """Arguments of the script, or more words of the command. They are passed exactly as written: without a
-    shell, and without replacing torchrun's macros such as ``${local_rank}``."""
+    """Arguments of the script, or additional arguments of the command. They are passed exactly as written:
+    without a shell, and without expanding torchrun's macros such as ``${local_rank}``."""
     env: dict[Variable, Argument] = msgspec.field(default_factory=dict)
     """Environment variables for setup and training. Anyone who can read the store can read them, so a
     variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved. A
-    variable, the setup and each word of the command may have up to 127 KiB."""
+    variable, the setup and each word of the command may be up to 127 KiB long."""
     python: str | None = None
     """The interpreter for setup and training; the default is the provider's. In both, ``python``,
-    ``python3``, ``pip`` and ``pip3`` are those of this interpreter, and its directory comes first on PATH,
-    unless it is in an image. Name an interpreter that the setup makes relative to the working directory, such
-    as ``".venv/bin/python"``."""
+    ``python3``, ``pip`` and ``pip3`` are those of this interpreter, and its directory comes first on PATH
+    unless it is in an image. If the setup creates the interpreter, give its path relative to the working
+    directory, such as ``".venv/bin/python"``."""
     image: _Image | None = None
-    """A container image: ``NAME:TAG`` or ``NAME@sha256:...``. Setup and training then run in a container of
-    it on each machine, which needs docker or podman. A tag is replaced by its digest when the job is
-    submitted. Without an image, setup and training run on the machine itself."""
+    """A container image: ``NAME:TAG`` or ``NAME@sha256:...``. On each machine, setup and training then run in
+    a container of this image, which needs docker or podman. When the job is submitted, a tag is replaced with
+    its digest. Without an image, setup and training run on the machine itself."""
     image_login: ImageLogin | None = None
-    """The log-in for the registry of a private image: ``{ user = "...", secret = "..." }``, where ``secret``
-    names the one of ``run.secrets`` with the password. Without it, machines log in to the registries of their
-    own cloud with their role, and to others by the settings of their container engine."""
+    """The login for the registry of a private image: ``{ user = "...", secret = "..." }``, where ``secret``
+    is the name in ``run.secrets`` that holds the password. Without it, machines log in to their own cloud's
+    registries with their role, and to other registries according to the settings of their container engine.
+    """
     fork_server: bool = True
     """Whether a process on each machine imports torch and ``preload`` while the machine prepares. torchrun
     and the processes of the entrypoint are then forked from it, so that a restart does not repeat these
-    imports. A program that would behave differently is started as usual. Linux only."""
+    imports. A program that would behave differently is started in the usual way. Linux only."""
     preload: tuple[_Module, ...] = ()
-    """Modules, or objects of modules, that this process imports besides torch: ``["transformers.Trainer"]``.
-    The script's own imports of them then take no time. ``cloudspot show`` names modules that would save
-    seconds. If a module starts a thread when it is imported, or reads a variable that differs between
-    processes, such as ``LOCAL_RANK``, every process is started as usual, and the agent's log reports it.
-    Random values that a module draws when it is imported are the same in all processes of a machine. It has
-    no effect if ``fork_server`` is false."""
+    """Modules, or objects in modules, that this process imports in addition to torch:
+    ``["transformers.Trainer"]``. The script's own imports of them then take no time. ``cloudspot show`` names
+    modules that would save seconds if listed here. If a module starts a thread when it is imported, or reads
+    a variable that differs between processes, such as ``LOCAL_RANK``, every process is started in the usual
+    way, and the agent's log reports it. Random values that a module draws on import are the same in all
+    processes of a machine. The list has no effect if ``fork_server`` is false."""
     secrets: Annotated[tuple[Variable, ...], ONCE] = ()
-    """Names of variables in your own environment whose values setup and training get. The values are stored
-    apart from the job on submission, deleted when a driver finds that the job has ended, and appear in no
-    record, log or request."""
+    """Names of variables in your own environment whose values setup and training receive. The values are
+    stored apart from the job on submission, are deleted when a driver finds that the job has ended, and
+    appear in no record, log or request."""
 
     outputs: tuple[Inside, ...] | None = None
-    """Patterns of files and directories inside ``run.workdir`` that are kept in the store whatever their
+    """Patterns of files and directories inside ``run.workdir`` that are kept in the store regardless of their
     size, such as ``["out/unet", "*.zip"]``; ``[]`` keeps none. By default, all files that the training writes
-    there are kept, up to 1 GiB, except checkpoints, inputs, caches and
-    [some more](outputs.md#what-is-not-kept). They are among the job's
-    [artifacts](cli.md#cloudspot-artifacts), and the next machine gets them back."""
+    there are kept, up to 1 GiB in total, except checkpoints, inputs, caches and [some
+    more](outputs.md#what-is-not-kept). They are part of the job's [artifacts](cli.md#cloudspot-artifacts),
+    and the next machine gets them back."""
 
     trackers: Annotated[tuple[_Tracker, ...], ONCE] = ()
-    """The experiment trackers whose run is to continue as one across reclaims, moves and resumes:
-    ``"mlflow"``, ``"tensorboard"``, ``"wandb"``, or another plugin's. [Trackers](trackers.md) says how."""
+    """The experiment trackers whose run continues as a single run across reclaims, moves and resumes:
+    ``"mlflow"``, ``"tensorboard"``, ``"wandb"``, or the tracker of another plugin; see
+    [Trackers](trackers.md)."""
 
     exec: bool = True
-    """Whether anyone who may write to the store may [run commands](remote.md) on the job's nodes while it
-    runs. In any case, such a person can run code on its next machine."""
+    """Whether anyone with write access to the store may [run commands](remote.md) on the job's nodes while it
+    runs. In any case, such a person can run code on the job's next machine."""
 
     rules: ClassVar[tuple[TableRule, ...]] = (
         OneOf(("entrypoint", "command"), "needs entrypoint, a script, or command, a list; {} there"),
@@ -247,7 +258,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.launcher or ("torchrun" if self.command is None else "none")
 
     def words(self, python: str) -> tuple[str, ...]:
-        """Return the command line of one training process; ``python`` runs an entrypoint."""
+        """Return the command line of one training process; ``python`` runs the entrypoint, if any."""
         if self.command is not None:
             return (*self.command, *self.args)
         assert self.entrypoint is not None, "checked when the job file was read"
@@ -255,91 +266,91 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[spot]``: the market to buy on, and how long to wait for spot machines."""
+    """``[spot]``: the market on which to buy, and how long to wait for spot machines."""
 
     policy: _Policy = "spot-then-on-demand"
-    """``"spot"`` waits for spot machines. ``"spot-then-on-demand"`` buys on demand when there is no spot
-    machine, and returns to spot when that pays. ``"deadline"`` finishes by ``deadline`` at the least expected
-    cost. ``"on-demand"`` buys only on demand. Plugins can add policies."""
+    """``"spot"`` waits for spot machines. ``"spot-then-on-demand"`` buys on demand when no spot machine is
+    available, and returns to spot when that pays off. ``"deadline"`` finishes by ``deadline`` at the least
+    expected cost. ``"on-demand"`` buys only on demand. Plugins can add policies."""
     options: dict[str, Any] = {}
     """The options of a plugin's policy."""
     max_wait: Duration | None = None
-    """How long the job may be without a machine since it last ran, was submitted or was resumed. After that
-    it buys on demand. With ``"spot"`` it is suspended instead: ``cloudspot run`` ends, and a driver launches
-    the job once there is capacity. The default is 10 minutes, and no limit with ``"spot"``. ``"deadline"``
-    and plugins' policies ignore it."""
+    """How long the job may be without a machine since it last ran, was submitted or was resumed. After that,
+    the job buys on demand. With ``"spot"``, it is suspended instead: ``cloudspot run`` ends, and a driver
+    launches the job once there is capacity. The default is 10 minutes, or no limit with ``"spot"``.
+    ``"deadline"`` and plugins' policies ignore it."""
     deadline: PositiveDuration | None = None
-    """For ``"deadline"`` or a plugin's policy: the time from the submission or resumption in which the job
-    should finish. A job that is late does not stop; it goes on, on demand."""
+    """For ``"deadline"`` or a plugin's policy: the time within which the job should finish, counted from its
+    submission or resumption. A late job does not stop; it continues on demand."""
     length: PositiveDuration | None = None
-    """How long the job trains if its machines are not taken. Plans use this until the training has reported
-    its steps and its pace. The default is three quarters of ``deadline``."""
+    """How long the job trains if its machines are not reclaimed. Plans use this value until the training has
+    reported its steps and its pace. The default is three quarters of ``deadline``."""
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[checkpoint]``: how often checkpoints are made, how many are kept, and what writes them."""
+    """``[checkpoint]``: how often checkpoints are made, how many are kept, and how they are written."""
 
     interval: Annotated[PositiveDuration | None, or_word("auto")] = None
     """The time between two checkpoints of a session. ``"auto"`` weighs the cost of a save against the
-    expected losses without a drain or a survivor: at first one for each node and day, later the job's own
-    rate, and never less than one a week for the whole job. The result is at least 30 s and one and a half
-    uploads, and at most 30 minutes."""
+    expected losses that no drain or surviving rank prevents: at first it assumes one such loss per node and
+    day, later the job's own rate, and never less than one per week for the whole job. The resulting interval
+    is at least 30 s, at least one and a half times as long as an upload, and at most 30 minutes."""
     keep: PositiveCount = 3
-    """How many of the newest good checkpoints stay in the store."""
+    """How many of the newest valid checkpoints stay in the store."""
     compression: Literal["none", "zstd"] = "none"
     """With ``"zstd"``, checkpoints, including those of ``directory``, are uploaded with lossless compression.
-    It uses the machines' processors, and up to 0.5 GB of their memory. Data that would shrink by less than a
-    tenth is sent uncompressed. So is the last save before a machine goes or the training ends, unless
-    compression made the previous save faster."""
+    Compression uses the machines' processors, and up to 0.5 GB of their memory. Data that would shrink by
+    less than a tenth is sent uncompressed. The last save before the end of a machine or of the training is
+    also sent uncompressed, unless compression made the previous save faster."""
     rescue: bool = True
     """Whether the ranks of a session that survive the loss of others save their state, so that no step is
-    repeated. [After a silent death](failure-modes.md#silent-deaths)."""
+    repeated; see [after a silent death](failure-modes.md#silent-deaths)."""
     hand_over: bool = True
     """Whether each rank sends the state that it alone has, such as its random generators, to a rank on
-    another machine at each step, so that the resume after its loss is exact. Ranks listen for that at their
-    machines' addresses, on ports that the system chooses."""
+    another machine at each step, so that the resume after its loss is exact. To receive it, ranks listen at
+    their machines' addresses, on ports that the system chooses."""
     directory: Inside | _Insides | None = None
     """The checkpoints of a script that writes its own: a pattern, or a list of patterns, of directories or
     files inside ``run.workdir``, such as ``"output/checkpoint-*"`` or ``"checkpoint.pth.tar"``. ``"."``
-    stands for everything that the script writes there. The number at the end of a name, without suffixes such
-    as ``.pt`` or ``_steps``, is its step, unless it ends a date such as ``2026-11-20_15-30-53``. Each
-    directory is a checkpoint; files with the same step are one checkpoint, and files without a step belong to
-    each. A small file or a link beside a checkpoint that contains only its name, path or step, such as
-    ``latest``, belongs to it. A link in a directory is saved as the file that it leads to, if that is in the
-    same directory. Without this field, the script uses a session.
-    [Which states count as complete](frameworks.md#complete-checkpoints)."""
+    stands for everything that the script writes there. The number at the end of a name, ignoring suffixes
+    such as ``.pt`` or ``_steps``, is its step, unless that number ends a date such as
+    ``2026-11-20_15-30-53``. Each directory is a checkpoint; files with the same step form one checkpoint, and
+    files without a step belong to every checkpoint. A small file or a link beside a checkpoint that contains
+    only the checkpoint's name, path or step, such as ``latest``, belongs to it. A link in a directory is
+    saved as the file that it points to, if that file is in the same directory. Without this field, the script
+    uses a session; see [which states count as complete](frameworks.md#complete-checkpoints)."""
     exclude: tuple[Inside, ...] = ()
     """Patterns of names, or of paths inside ``run.workdir``, that are not part of a checkpoint, such as
-    ``["cache", "*.tmp"]``; a directory is excluded with its content. ``__pycache__``, ``.git``, ``.venv``,
-    inputs and the file of ``on_notice`` are always excluded."""
+    ``["cache", "*.tmp"]``; an excluded directory is excluded with its content. ``__pycache__``, ``.git``,
+    ``.venv``, inputs and the file of ``on_notice`` are always excluded."""
     nodes: Literal["first", "all"] = "first"
-    """The nodes whose files form a checkpoint of ``directory``: the first node, where rank 0 runs, or all, if
-    each node writes its own shards. With ``"all"``, the names of checkpoints end with their steps: files of
-    one step belong together, and are committed once every node has uploaded its own. Each node gets its own
-    files back; if the number of nodes has changed, every node gets all files.
-    [Scripts that shard their state](frameworks.md#sharded-state-of-a-script)."""
+    """The nodes whose files form a checkpoint of ``directory``: only the first node, where rank 0 runs, or
+    all nodes, if each writes its own shards. With ``"all"``, the names of checkpoints end with their steps:
+    files of one step belong together, and are committed once every node has uploaded its own. Each node gets
+    its own files back; if the number of nodes has changed, every node gets all files. See [scripts that shard
+    their state](frameworks.md#sharded-state-of-a-script)."""
     complete_file: Inside | None = None
-    """A file in such a directory, or beside such files, that the script writes last. The checkpoint is
-    complete while this file is at least as new as all its other files and no process has one open for
+    """The file that the script writes last, in such a directory or beside such files. The checkpoint is
+    complete while this file is at least as new as all its other files and no process has one of them open for
     writing. A checkpoint that has only lost files since then is being deleted, and is not saved again. If
-    this file is older, or is the only file, the rule without this field applies; while it is missing, the
-    checkpoint is not complete."""
+    this file is older, or is the only file, the rule that applies without this field decides; while it is
+    missing, the checkpoint is not complete."""
     incomplete_file: Inside | None = None
-    """A file that exists while the checkpoint is not complete. Once it is gone, and nothing has changed for
-    2 s while the script was running, the checkpoint is complete. If neither this nor ``complete_file`` is
-    given, the default is ``"checkpoint-is-incomplete.txt"``, the Hugging Face Trainer's file."""
+    """A file that exists while the checkpoint is not complete. Once this file is gone, and nothing has
+    changed for 2 s while the script was running, the checkpoint is complete. If neither this field nor
+    ``complete_file`` is given, the default is ``"checkpoint-is-incomplete.txt"``, the file that the Hugging
+    Face Trainer uses."""
     on_notice: _OnNotice | None = None
-    """The notice with which a script without a session is asked to save and leave, before its machine goes or
-    the job stops: ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that then
-    appears. It is given at once until a save has been measured, and after that when the time left is three
-    times a save and its upload, or a minute if that is longer. The next save of the script is uploaded as
-    soon as it is complete; if none comes in time, the newest complete state counts. A script that got the
-    notice
-    has not finished, whatever its exit status."""
+    """How a script without a session is asked to save and exit before its machine ends or the job stops:
+    ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that then appears. Until a save
+    has been measured, the script is asked at once; after that, it is asked when the time left is three times
+    a save and its upload, or one minute if that is longer. The script's next save is uploaded as soon as it
+    is complete; if there is no save in time, the newest complete state counts. A script that was asked to
+    save has not finished, whatever its exit status."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Return the patterns of ``directory``; none if the script uses a session."""
+        """Return the patterns of ``directory``, or none if the script uses a session."""
         found = self.directory if self.directory is not None else ()
         return (found,) if isinstance(found, str) else found
 
@@ -361,8 +372,8 @@ class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """``[logs]``: how logs are delivered."""
 
     flush_seconds: PositiveDuration = msgspec.field(default=2.0, name="flush")
-    """How long a line may wait on its machine before it is sent. With more than five nodes, all except the
-    first wait 0.4 s per node if that is longer."""
+    """How long a line may wait on its machine before it is sent. With more than five nodes, all nodes except
+    the first wait 0.4 s per node if that is longer."""
 
 
 class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -372,32 +383,33 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     max_cost: Annotated[float, msgspec.Meta(gt=0), MONEY] | None = None
-    """The most that may be spent on machines in all. It includes their boot disks and public addresses if
-    ``plan`` names their prices, the transfer of checkpoints and other files of the job to another region, and
-    the cost of the stop. Requests to the store, storage, inputs and other traffic are not included."""
+    """The maximum total cost of the machines. It includes their boot disks and public addresses if ``plan``
+    states their prices, the transfer of checkpoints and other files of the job to another region, and the
+    cost of stopping. Requests to the store, storage, inputs and other traffic are not included."""
     currency: str | None = None
-    """The ISO 4217 code, such as ``USD``; ``max_cost = "40 USD"`` sets it too. The default is the offers'
-    currency."""
+    """The ISO 4217 code, such as ``USD``; ``max_cost = "40 USD"`` sets it too. The default is the currency of
+    the offers."""
     max_runtime: PositiveDuration | None = None
-    """The most time, in all, in which at least one machine runs."""
+    """The maximum total time during which at least one machine runs."""
     max_restarts: Count = 3
-    """How many failures without a new checkpoint in between lead to another try. Reclaims do not count."""
+    """How many failures without a new checkpoint between them lead to another attempt. Reclaims do not count
+    as failures."""
     stuck_after: Annotated[PositiveDuration | None, or_word("off")] = 1800.0
-    """A training with a session that makes no step for this long is restarted; its stack traces are in the
-    log."""
+    """A training with a session that completes no step for this long is restarted; the log contains its stack
+    traces."""
     idle_after: PositiveDuration | None = None
-    """The time after which a training node counts as *idle*: it has made no step, stored no checkpoint, and
-    each look with ``nvidia-smi`` found every GPU less than 5 % busy. On a machine without GPUs, and outside
-    the loop of a session, the training must also have used less than 5 % of a core for each of
+    """The time after which a training node counts as *idle*: it has completed no step, stored no checkpoint,
+    and each check with ``nvidia-smi`` found every GPU less than 5 % busy. On a machine without GPUs, and
+    outside the loop of a session, the training must also have used less than 5 % of a core for each of
     ``procs_per_node``."""
     on_idle: Literal["warn", "stop"] = "warn"
     """``"warn"`` names idle nodes; ``"stop"`` also saves and ends the job, with or without a driver, once all
     nodes are idle."""
 
     keep_failed: PositiveDuration | None = None
-    """When the job has failed for good, the machine of the rank that failed first is kept for so long, for
-    ``cloudspot shell`` and the like. It is paid for: it ends earlier where ``max_cost`` or ``max_runtime``
-    would be passed, and at ``cloudspot stop``. If left out: it ends at once."""
+    """When the job has failed for good, the machine of the rank that failed first is kept for this long, for
+    ``cloudspot shell`` and similar commands. The machine is billed: it ends earlier if ``max_cost`` or
+    ``max_runtime`` would be exceeded, and on ``cloudspot stop``. If omitted, the machine ends at once."""
 
     rules: ClassVar[tuple[TableRule, ...]] = (Needs("on_idle", "idle_after", value="stop"),)
 
@@ -406,34 +418,35 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A valid job file."""
 
     name: _Name
-    """At most 48 lower-case letters, digits and inner hyphens. Job ids begin with the name."""
+    """At most 48 lower-case letters, digits and hyphens (not at either end). Job ids begin with the name."""
     labels: Annotated[dict[_LabelName, _LabelValue], msgspec.Meta(max_length=16)] = msgspec.field(
         default_factory=dict
     )
-    """Labels of the job, such as ``{ team = "vision", ticket = "ML-12" }``. ``cloudspot cost`` sums by them,
-    ``show`` shows them, and on Kubernetes the pods have them. There may be 16; a name has up to 63 letters,
-    digits, ``_``, ``.`` and ``-``, and a value may also have spaces and ``,:@/+``."""
+    """Labels of the job, such as ``{ team = "vision", ticket = "ML-12" }``. ``cloudspot cost`` groups by
+    them, ``show`` displays them, and on Kubernetes the pods carry them. A job has at most 16 labels; a name
+    has up to 63 letters, digits, ``_``, ``.`` and ``-``, and a value may also contain spaces and ``,:@/+``.
+    """
     store: Url | None = None
-    """The URL below which everything about the job is kept, such as ``"file:///data/cloudspot"``, without
+    """The URL below which all data of the job is kept, such as ``"file:///data/cloudspot"``, without
     credentials. ``--store`` and ``CLOUDSPOT_STORE`` take precedence. The default is the ``default_store`` of
-    your config file, or else the provider's default, which only ``local`` has. Commands that only name a job
-    do not read the job file."""
+    your config file, or else the provider's default, which only ``local`` has. Commands that are given only a
+    job id do not read the job file."""
     nodes: Nodes = Nodes(min=1, max=1)
     """The number of equal machines. The job does not train on fewer than ``min``. If fewer are left and none
-    is being started, they keep their machines, state and setup for ``hold``, such as ``"10m"``, in all since
-    the newest checkpoint. The default of ``hold`` is the time that the node's own start took, from the
-    request of its machine, but between a minute and half an hour. With ``drive = true``, a node that gets a
-    notice, or whose training has ended, drives the job once more, as ``reconcile`` does: the next machine is
-    bought even
-    if nothing else drives the job. For that, the nodes' role needs the permissions of a driver."""
+    is being started, they keep their machines, state and setup for ``hold``, such as ``"10m"``, in total
+    since the newest checkpoint. The default of ``hold`` is the time that the node's own start took, from the
+    request for its machine, but at least a minute and at most half an hour. With ``drive = true``, a node
+    that gets a notice, or whose training has ended, drives the job once more, as ``reconcile`` does: the next
+    machine is bought even if no driver is running. For that, the nodes' role needs the permissions of a
+    driver."""
     procs_per_node: PositiveCount = 1
     """The number of training processes on each machine; at most 9999 over all ``nodes.max`` machines.
-    torchrun starts them; with ``run.launcher = "none"``, set it to the number that the command starts on
-    each."""
+    torchrun starts them; with ``run.launcher = "none"``, set it to the number that the command starts on each
+    machine."""
     resources: ResourcesSpec = ResourcesSpec()
     run: RunSpec
     data: dict[DataName, DataSpec] = msgspec.field(default_factory=dict)
-    """A table for each input, ``[data.NAME]``, that every machine gets on its disk or reads in place."""
+    """A table for each input, ``[data.NAME]``, that every machine fetches to its disk or reads in place."""
     spot: SpotSpec = SpotSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     logs: LogsSpec = LogsSpec()
@@ -441,30 +454,31 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     notify: NotifySpec = NotifySpec()
     providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """A table for each provider, ``[providers.NAME]``; its plugin defines the fields. Only the table of the
-    provider that runs the job is read, so one file can serve several."""
+    provider that runs the job is read, so one file can serve several providers."""
 
     @property
     def secret_names(self) -> tuple[str, ...]:
-        """Return the names of all secrets: those of the training, and those in the URLs of ``[notify]``."""
+        """Return the names of all secrets: those of the training and those in the URLs of ``[notify]``."""
         return tuple(dict.fromkeys((*self.run.secrets, *self.notify.secret_names)))
 
 
 def load_job(path: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
-    """Read and check the job file; each of ``overrides`` is ``a.b=c``, as given to ``--set``.
+    """Read and check the job file; each item of ``overrides`` is ``a.b=c``, as given to ``--set``.
 
     :func:`check_files` checks whether the files exist, and :func:`decode_options` checks a provider's table.
 
     Raises:
-        SpecError: the message names the file, the field, the value found and, if any, the nearest valid name.
+        SpecError: the message names the file, the field, the value found and, if there is one, the nearest
+            valid name.
     """
     return _with_overrides(read_toml(path), overrides, str(path))
 
 
 def change_job(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
-    """Return the spec with ``overrides`` applied; they and the errors are those of ``load_job``."""
+    """Return the spec with ``overrides`` applied; their form and the errors are those of ``load_job``."""
     raw = spec_to_json(spec)
     if any(text.partition("=")[0].strip() == "limits.max_cost" for text in overrides):
-        del raw["limits"]["currency"]  # which belongs to the replaced amount
+        del raw["limits"]["currency"]  # the currency of the replaced amount
     return _with_overrides(raw, overrides, "the job file as it was submitted")
 
 
@@ -472,13 +486,14 @@ def _with_overrides(raw: dict[str, Any], overrides: Sequence[str], name: str) ->
     registry = _registry_of(raw)
     changed = [apply_override(raw, text, JobSpec) for text in overrides]
     if _registry_of(raw) != registry and not any(key[:2] == ("run", "image_login") for key in changed):
-        raw["run"].pop("image_login", None)  # a log-in must not be sent to another registry
+        raw["run"].pop("image_login", None)  # a login must not be sent to another registry
     try:
         spec = _decode(raw)
         _check_sizes(spec.run)
         return spec
     except FieldError as error:
-        # The error is an override's if it is in that field, inside it, or in a table that it replaced.
+        # The error concerns an override if it is in that field, inside it, or in a table that the override
+        # replaced.
         is_ours = any(error.path[: len(key)] == key[: len(error.path)] for key in changed if error.path)
         raise SpecError(f"{'--set' if is_ours else name}: {error}") from None
 
@@ -490,16 +505,16 @@ def _registry_of(raw: Mapping[str, Any]) -> str | None:
 
 
 def spec_to_json(spec: JobSpec) -> dict[str, Any]:
-    """Return the spec as JSON values, durations in seconds and sizes in bytes."""
+    """Return the spec as JSON values, with durations in seconds and sizes in bytes."""
     value: dict[str, Any] = msgspec.to_builtins(spec)
     return value
 
 
 def spec_from_json(value: Mapping[str, Any]) -> JobSpec:
-    """Return the spec for the JSON values from ``spec_to_json``.
+    """Return the spec that ``spec_to_json`` converted to these JSON values.
 
     Raises:
-        SpecError: the value is not a spec, or is from a newer cloudspot.
+        SpecError: the value is not a spec, or comes from a newer version of cloudspot.
     """
     try:
         return _decode_json(msgspec.json.encode(value))
@@ -509,12 +524,12 @@ def spec_from_json(value: Mapping[str, Any]) -> JobSpec:
 
 @functools.lru_cache(maxsize=256)
 def _decode_json(value: bytes) -> JobSpec:
-    # A driver decodes the same few specs at each pass, and checking a spec is much slower than encoding it.
+    # A driver decodes the same few specs in each pass, and checking a spec is much slower than encoding it.
     return _decode(decoding.decode(value, dict[str, Any]))
 
 
 def decode_options(spec: JobSpec, provider_name: str, options_type: type[Options]) -> Options:
-    """Return the table ``[providers.NAME]`` as the plugin's own type; an absent table counts as empty.
+    """Return the table ``[providers.NAME]`` as the plugin's own type; a missing table counts as empty.
 
     Raises:
         SpecError: the message names ``providers.NAME.field`` and what was found.
@@ -523,10 +538,10 @@ def decode_options(spec: JobSpec, provider_name: str, options_type: type[Options
 
 
 def check_files(spec: JobSpec, base: Path) -> Path:
-    """Return the working directory, absolute; ``base`` is the job file's directory.
+    """Return the absolute working directory; ``base`` is the job file's directory.
 
     Raises:
-        SpecError: the working directory or the entry point does not exist.
+        SpecError: the working directory or the entrypoint does not exist.
     """
     workdir = (base / spec.run.workdir).resolve()
     if not workdir.is_dir():
@@ -555,7 +570,7 @@ def _decode(raw: Mapping[str, Any]) -> JobSpec:
 
 
 def _split_money(limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table with ``max_cost = "12.50 USD"`` as an amount and a currency."""
+    """Return the table with ``max_cost = "12.50 USD"`` split into an amount and a currency."""
     result = dict(limits)
     if isinstance(limits.get("max_cost"), str):
         try:
@@ -615,7 +630,7 @@ def _check_image(spec: JobSpec) -> None:
 
 
 def _check_environment(run: RunSpec) -> None:
-    """Refuse secrets in the wrong place."""
+    """Refuse secrets in places where others could read them."""
     for name, value in run.env.items():
         if name in run.secrets:
             raise FieldError(
@@ -630,14 +645,14 @@ def _check_environment(run: RunSpec) -> None:
 
 
 def _check_sizes(run: RunSpec) -> None:
-    """Refuse text that is too long to start a program with; stored jobs are not checked."""
+    """Refuse strings that are too long to start a program with; stored jobs are not checked."""
     words: dict[FieldPath, str] = {
         ("run", "setup"): run.setup or "",
         ("run", "entrypoint"): run.entrypoint or "",
     }
     words |= {("run", "command", i): word for i, word in enumerate(run.command or ())}
     words |= {("run", "args", i): word for i, word in enumerate(run.args)}
-    if run.launcher_or_default == "torchrun":  # which interprets dollar signs, so that each is doubled
+    if run.launcher_or_default == "torchrun":  # torchrun interprets dollar signs, so each is doubled
         words = {path: word.replace("$", "$$") for path, word in words.items()}
     words |= {("run", "env", name): f"{name}={value}" for name, value in run.env.items()}
     total = 0

@@ -1,4 +1,4 @@
-"""Convert a raw TOML table to a typed struct, with errors that name the path and the nearest field."""
+"""Convert a raw TOML table to a typed struct; errors name the path and the nearest field."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _KINDS: Final[Mapping[type[inspect.Type], tuple[tuple[type, ...], str]]] = {
     inspect.DictType: ((Mapping,), "a table"),
     inspect.StructType: ((Mapping,), "a table"),
 }
-"""The Python types and the words for each type; values are named by the first that matches."""
+"""The Python types and the words for each type; a value is described by the first match."""
 _BOUNDS: Final = {
     "gt": (operator.gt, ">"),
     "ge": (operator.ge, ">="),
@@ -52,7 +52,7 @@ _WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class FieldError(SpecError):
-    """A field is wrong; the message begins with the field's path."""
+    """A field is invalid; the message begins with the field's path."""
 
     def __init__(self, path: Path, text: str) -> None:
         super().__init__(f"{show_path(path)}: {text}" if path else text)
@@ -72,7 +72,7 @@ def show_path(path: Path) -> str:
 
 
 def convert(raw: Mapping[str, Any], type_: type[T], *, at: Path = ()) -> T:
-    """Return the table ``raw`` as a ``type_``; ``at`` is the table's path in the file.
+    """Convert the table ``raw`` to a ``type_``; ``at`` is the table's path in the file.
 
     Unknown fields are refused at every depth, even if the struct allows them. The types and spellings of
     :mod:`cloudspot.jobfile.quantities` are supported.
@@ -87,7 +87,7 @@ def convert(raw: Mapping[str, Any], type_: type[T], *, at: Path = ()) -> T:
 
 
 def expects_text(type_: type[msgspec.Struct], path: Sequence[str], value: Any) -> bool:
-    """Return whether the field at ``path`` takes strings, but not ``value``."""
+    """Return whether the field at ``path`` accepts strings, but not ``value``."""
     node: inspect.Type = _type_info(type_)
     for step in path:
         node = _bare(node)
@@ -192,7 +192,7 @@ class _Reader:
                 raise FieldError((*path, name), "missing; it has no default")
         try:
             table = decoding.convert(read, node.cls)
-        except msgspec.ValidationError as error:  # by the struct's own check
+        except msgspec.ValidationError as error:  # raised by the struct's own check
             text = str(error)
             raise FieldError(path, f"{text[:1].lower()}{text[1:]}") from None
         for rule in getattr(node.cls, "rules", ()):
@@ -244,7 +244,7 @@ def _takes_none(node: inspect.Type) -> bool:
 
 
 def _is_of_type(value: Any, node: inspect.Type) -> bool:
-    """Return whether a value other than None may be used for a field of the type."""
+    """Return whether a value other than None is valid for a field of the type."""
     if isinstance(node, inspect.UnionType):
         return any(_is_of_type(value, _bare(member)) for member in node.types)
     if isinstance(node, inspect.NoneType):
@@ -264,7 +264,7 @@ def _wrong_type(value: Any, node: inspect.Type, path: Path) -> FieldError:
 
 
 def _words(node: inspect.Type) -> str:
-    """Return the words for a type in messages."""
+    """Return the words that describe a type in messages."""
     node = _bare(node)
     if isinstance(node, inspect.UnionType):
         members = [member for member in node.types if not isinstance(member, inspect.NoneType)]

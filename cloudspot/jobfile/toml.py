@@ -19,10 +19,10 @@ else:
     import tomli as tomllib
 
 MAX_BYTES: Final = 1 << 20
-"""The most bytes that are read, so that a data file named by mistake is not read whole."""
+"""The maximum number of bytes to read, so that a data file named by mistake is not read whole."""
 
 _ASSIGNMENT: Final = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=\s*([^\s\"'\[{#][^\"'#]*?)\s*(?:#.*)?")
-"""A key with a value that is not a quoted text, a list or a table."""
+"""A key whose value is not a quoted string, a list or a table."""
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 
 
@@ -40,18 +40,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
     except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SpecError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise SpecError(f"{path}: line {line}: not UTF-8 text, so not a TOML file") from None
+        raise SpecError(f"{path}: line {line} is not UTF-8 text, so this is not a TOML file") from None
     if len(data) > MAX_BYTES:
-        raise SpecError(f"{path}: has more than {MAX_BYTES >> 20} MiB, too much for a file of settings")
+        raise SpecError(
+            f"{path} has more than {MAX_BYTES >> 20} MiB, which is too large for a file of settings"
+        )
     try:
         raw: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         if path.suffix == ".py":
             raise SpecError(
-                f"{path}: a Python script, not a job file; to write one: cloudspot init --entrypoint {path}"
+                f"{path} is a Python script, not a job file; to write a job file, run: cloudspot init "
+                f"--entrypoint {path}"
             ) from None
         hint = "" if path.suffix == ".toml" else "; a job file is TOML, and cloudspot init writes one"
         raise SpecError(f"{path}: {_syntax_error(str(error), text)}{hint}") from None
@@ -59,13 +62,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def apply_override(raw: dict[str, Any], text: str, type_: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Apply one ``a.b=c`` to the raw table of a ``type_``; return its path.
+    """Apply one ``a.b=c`` override to the raw table of a ``type_``; return its path.
 
-    The value is a string if the field takes only strings or the value is not TOML; otherwise it is read as
-    TOML.
+    The value is a string if the field accepts only strings or the value is not TOML; otherwise it is parsed
+    as TOML.
 
     Raises:
-        SpecError: the text is not ``FIELD=VALUE``, or a field on the way is not a table.
+        SpecError: the text is not ``FIELD=VALUE``, or a field in the path is not a table.
     """
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
@@ -88,12 +91,12 @@ def _value(text: str, is_text: Callable[[Any], bool]) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     value = parsed["value"]
-    # If there is more than one key, the text had a line break and another assignment.
+    # If there is more than one key, the text contained a line break and another assignment.
     return text if len(parsed) > 1 or (not isinstance(value, str) and is_text(value)) else value
 
 
 def _syntax_error(message: str, text: str) -> str:
-    """Return the TOML parser's message with the line first."""
+    """Return the TOML parser's message with the line number first."""
     match = re.fullmatch(r"(?s)(.*) \(at line (\d+), column \d+\)", message)
     if match:
         return f"line {match[2]}: {match[1]}{_quotes_hint(text.splitlines()[int(match[2]) - 1])}"

@@ -1,8 +1,8 @@
-"""Run a function in its own namespaces, so that everything that it starts ends with it.
+"""Run a function in its own namespaces, so that all processes it starts end with it.
 
-It gets its own network with only a loopback, its own process tree and its own mounts. When the function
-returns, or any process between it and the caller is killed, the kernel kills every process inside; networks
-and mounts disappear with the last of them.
+The function gets its own network with only a loopback interface, its own process tree and its own mounts.
+When the function returns, or any process between it and the caller is killed, the kernel kills every process
+inside; networks and mounts disappear with the last process.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 """Signals that are passed on to the function."""
 _WAITED = {*FORWARDED, signal.SIGCHLD}
 _CANNOT_ENCLOSE = 119
-"""The exit status of a process that could not make the namespaces."""
+"""The exit status of a process that could not create the namespaces."""
 
 
 def why_not(*, shares_network: bool = False) -> str | None:
-    """Try to enclose a function; return why this host cannot, or None if it can."""
+    """Try to enclose a function; return the reason if this host cannot, or None if it can."""
     if sys.platform != "linux":
         return "namespaces need Linux"
     if shutil.which("ip", path=system_path()) is None:
@@ -47,15 +47,15 @@ def why_not(*, shares_network: bool = False) -> str | None:
 
 
 def run_enclosed(main: Callable[[], int], *, shares_network: bool = False) -> int:
-    """Run ``main`` in an enclosed process, and return its exit status when all processes inside have ended.
+    """Run ``main`` in an enclosed process, and return its exit status once all processes inside have ended.
 
-    ``main`` may fork and start threads. Signals sent to this process are passed on to it; those of the
+    ``main`` may fork and start threads. Signals sent to this process are passed on to it; signals from the
     terminal reach it directly. If ``main`` raises, the traceback is printed and the status is 1. A status of
-    128 + N means that signal N killed it. With ``shares_network``, the network is that of the caller, who
-    must be enclosed.
+    128 + N means that signal N killed it. If ``shares_network``, the function uses the network of the caller,
+    who must be enclosed.
 
     Raises:
-        OSError: the namespaces cannot be made; see ``why_not``.
+        OSError: the namespaces cannot be created; see ``why_not``.
     """
     reader, writer = os.pipe()
     child = fork(lambda: _outer(main, writer, shares_network=shares_network))
@@ -69,7 +69,7 @@ def run_enclosed(main: Callable[[], int], *, shares_network: bool = False) -> in
 
 
 def _outer(main: Callable[[], int], writer: int, *, shares_network: bool) -> int:
-    """Make the namespaces; the next process that we fork is their init."""
+    """Create the namespaces; the next process that this one forks is their init."""
     namespaces.die_with_parent()
     try:
         _unshare(shares_network=shares_network)
@@ -90,7 +90,7 @@ def _init(main: Callable[[], int]) -> int:
 def _unshare(*, shares_network: bool = False) -> None:
     kinds = namespaces.NEW_MOUNTS | namespaces.NEW_PIDS | namespaces.NEW_IPC
     if not shares_network:
-        # This is done for root too, to remove its power over the host.
+        # Root does this too, to give up its power over the host.
         namespaces.become_root()
         kinds |= namespaces.NEW_NETWORK
     namespaces.unshare(kinds)
@@ -99,10 +99,11 @@ def _unshare(*, shares_network: bool = False) -> None:
 def _set_scene() -> None:
     namespaces.keep_mounts_to_ourselves()
     namespaces.mount_proc()
-    # With a control group namespace, a process could mount our control groups, which our user may change.
+    # In a control group namespace, a process could mount the host's control groups, which our user may
+    # change.
     Path("/proc/sys/user/max_cgroup_namespaces").write_text("0", encoding="ascii")
     namespaces.seal_proc()
-    # Machines keep their memory there, which must vanish with this process tree.
+    # Machines keep their memory there, which must disappear with this process tree.
     namespaces.mount_memory(Path("/dev/shm"))  # noqa: S108 # the kernel's memory file system
     ip("link", "set", "lo", "up")
 
@@ -131,7 +132,7 @@ def _probe_scene(writer: int) -> int:
 
 
 def _try_machine() -> None:
-    """Try the kinds of mounts that the view of a machine needs."""
+    """Try the kinds of mounts that a machine's view of the host needs."""
     place = Path("/dev/shm")  # noqa: S108 # as above
     namespaces.bind(Path("/etc"), place)
     namespaces.restrict(place)
@@ -141,7 +142,7 @@ def _try_machine() -> None:
 
 
 def fork(main: Callable[[], int]) -> int:
-    """Return the id of a new process that runs ``main`` and ends with its status.
+    """Return the id of a new process that runs ``main`` and exits with its status.
 
     From now on, signals to this process are blocked until ``stand_in_for``.
     """
@@ -154,7 +155,7 @@ def fork(main: Callable[[], int]) -> int:
 
 
 def _exit_with(main: Callable[[], int]) -> None:
-    """Run ``main`` and end this process with its status; no code of the caller runs in it."""
+    """Run ``main`` and exit this process with its status; no code of the caller runs in it."""
     status = 1
     try:
         status = main()
@@ -170,14 +171,14 @@ def _exit_with(main: Callable[[], int]) -> None:
 
 
 def stand_in_for(child: int) -> int:
-    """Pass signals on to the child until it ends, reap all other children, and return its status."""
+    """Pass signals on to the child until it ends, reap all other children, and return the child's status."""
     try:
         while True:
             status = _reap(child)
             if status is not None:
                 return status
             found = signal.sigwaitinfo(_WAITED)
-            # The terminal's signals (si_code > 0) go to all of its processes, the child too.
+            # Signals from the terminal (si_code > 0) go to all its processes, including the child.
             if found.si_signo != signal.SIGCHLD and found.si_code <= 0:
                 with suppress(ProcessLookupError):
                     os.kill(child, found.si_signo)
@@ -186,9 +187,9 @@ def stand_in_for(child: int) -> int:
 
 
 def _reap(child: int) -> int | None:
-    """Reap ended children; return the exit status of ``child`` if it has ended, else None."""
+    """Reap ended children; return the exit status of ``child``, or None if it has not ended."""
     while True:
-        # Process 1 reaps orphans too; elsewhere other code may wait for its own children.
+        # Process 1 reaps orphans too; in any other process, other code may wait for its own children.
         pid, status = os.waitpid(-1 if os.getpid() == 1 else child, os.WNOHANG)
         if pid == 0:
             return None

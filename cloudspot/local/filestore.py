@@ -36,44 +36,45 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.model import ObjectMeta, ObjectPage
 
 STAGING = ".cloudspot-staging"
-"""The directory under the root where objects are written before they appear; never listed."""
+"""The directory under the root in which objects are written before they become visible; it is never listed.
+"""
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _MARK = re.compile(r"[0-9a-f]{32}")
 _MAX_MARK_BYTES = 64
 _PAGE_SIZE = 1000
 _LARGE_BYTES = 8 << 20
-"""Files of this size or more are removed from the kernel's cache."""
-# Another process may remove an empty directory between our mkdir and our link; the directory is then made
-# again. Each further try requires such a removal in the same few microseconds.
+"""The bytes of files of this size or more are removed from the kernel's cache."""
+# Another process may remove an empty directory between our mkdir and our link; we then create it again. Each
+# further attempt requires such a removal within the same few microseconds.
 _NUM_TRIES = 50
 
 
 class FileStore(ObjectStore):
-    """Objects as plain files below a directory, which only ``establish`` makes.
+    """Objects as plain files below a directory, which only ``establish`` creates.
 
-    A put writes a temporary file, syncs it to the disk and then links (``if_absent``) or renames it into
-    place, both of which are atomic on every POSIX filesystem. It returns when file and directory entry are
+    A put writes a temporary file, syncs it to disk and then links it (``if_absent``) or renames it into
+    place; both are atomic on every POSIX file system. It returns when the file and its directory entry are
     durable. Any number of processes may share the directory.
 
-    Differences from a cloud's store: ``a`` and ``a/b`` cannot both be keys, and keys that differ only in
-    case need a filesystem that distinguishes case. Symlinks below the root are not followed.
+    Differences from a cloud's store: ``a`` and ``a/b`` cannot both be keys, and keys that differ only in case
+    need a file system that distinguishes case. Symlinks below the root are not followed.
 
-    A root that the store creates is readable only by its owner. In a root that the user has made, files and
-    directories follow the umask, so that users may share it; only the owner can read a job's secrets.
+    If the store creates the root, only its owner can read it. In a root that the user created, files and
+    directories follow the umask, so that users can share it; only the owner can read a job's secrets.
 
-    An unmounted disk leaves an empty directory. So a store that is held to its id (``hold_to``) reads the
-    mark in its root with each request: before anything is changed, and before the outcome is reported. A
-    request during which the disk disappears may leave files in the empty directory, but it fails. A store
-    that is not held, such as that of an input, may be any directory.
+    A disk that is not mounted leaves an empty directory. So a store that is bound to an id (``hold_to``)
+    reads the mark in its root with each request: before anything is changed, and before the outcome is
+    reported. A request during which the disk disappears may leave files in the empty directory, but the
+    request fails. A store without an id, such as the store of an input, can be any directory.
     """
 
     def __init__(self, url: str) -> None:
         """Parse the URL, without I/O.
 
         Raises:
-            SpecError: ``url`` is not ``file:///absolute/path``. ``establish`` and the first put raise it if
-                a file is in the way.
+            SpecError: ``url`` is not ``file:///absolute/path``. ``establish`` and the first put also raise
+                SpecError if there is a file in place of a directory.
         """
         self.url = url
         self.root = _parse_url(url)
@@ -93,9 +94,10 @@ class FileStore(ObjectStore):
         return f"FileStore({self.url!r})"
 
     def establish(self) -> str:
-        """Make the root and its mark if they do not exist; see ObjectStore.
+        """Create the root and its mark if they do not exist; see ObjectStore.
 
-        All processes that do so at once get the same id. If the store is held already, both must exist.
+        All processes that do so at the same time get the same id. If the store is already bound to an id,
+        both must exist.
         """
         with self._translated("write", keys.STORE_ID):
             self._check_place()
@@ -106,9 +108,9 @@ class FileStore(ObjectStore):
                         path.mkdir(0o700 if path == self.root else 0o777, exist_ok=True)
                     except (FileExistsError, NotADirectoryError) as error:
                         raise self._in_the_way() from error
-                # Another submission may have made the root and not synced its entry yet.
+                # Another submission may have created the root without having synced its entry yet.
                 if not is_there or path == self.root:
-                    with suppress(PermissionError):  # The root's parent need not be ours to read.
+                    with suppress(PermissionError):  # We need not be allowed to read the root's parent.
                         _sync_directory(path.parent)
         with suppress(ObjectExists):
             self.put(keys.STORE_ID, os.urandom(16).hex().encode(), if_absent=True)
@@ -215,15 +217,15 @@ class FileStore(ObjectStore):
         return self._walk(directory, prefix, after, skipped)
 
     def delete(self, key: str) -> None:
-        """Remove the object, and directories that it leaves empty; see ObjectStore.
+        """Remove the object, and any directories that this leaves empty; see ObjectStore.
 
-        The deletion is durable when this returns, so that deletions reach the disk in the order of the calls.
+        The deletion is durable when the call returns, so deletions reach the disk in the order of the calls.
         """
         path = self._path(key)
         with self._translated("delete", key):
             self._check_place()
             if path.is_dir():
-                return  # a prefix of keys
+                return  # the key is a directory, that is, only a prefix of keys
             try:
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
@@ -233,16 +235,16 @@ class FileStore(ObjectStore):
         self._drop_empty_directories(path.parent)
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
-        """Start a streamed put; see ObjectStore. The bytes are synced once, by ``commit``."""
+        """Start a streamed put; see ObjectStore. The bytes are synced once, in ``commit``."""
         path = self._path(key)
         with self._translated("write", key, is_final=False):
             self._check_place()
             if if_absent and path.is_file():  # This is only an optimization; ``commit`` decides.
-                raise ObjectExists(f"{self.url}: {key} exists")
+                raise ObjectExists(f"{self.url}: {key} already exists")
             return _FileUpload(self, key, *self._stage(key), if_absent=if_absent)
 
     def presign_get(self, key: str, *, seconds: float) -> str:
-        """Return the file's own URL, because readers of the directory need no other credentials."""
+        """Return the file's own URL, because anyone who can read the directory needs no other credentials."""
         return self._path(key).as_uri()
 
     def link(self, request: LinkRequest) -> LinkResult:
@@ -284,15 +286,15 @@ class FileStore(ObjectStore):
                     staged.replace(target)
             except FileNotFoundError:
                 if not staged.exists():
-                    raise  # It was removed as stale, so the whole put must be repeated.
+                    raise  # The staged file was removed as stale, so the whole put must be repeated.
                 continue
             except FileExistsError as error:
                 if target.is_dir():
                     self._refuse_nesting(key)
-                raise ObjectExists(f"{self.url}: {key} exists") from error
+                raise ObjectExists(f"{self.url}: {key} already exists") from error
             except (IsADirectoryError, NotADirectoryError):
                 self._refuse_nesting(key)
-            with suppress(FileNotFoundError):  # The object was deleted again, with its directory.
+            with suppress(FileNotFoundError):  # The object and its directory were deleted again.
                 _sync_directory(target.parent)
             return
         raise FileNotFoundError(errno.ENOENT, "its directory keeps vanishing")
@@ -316,10 +318,10 @@ class FileStore(ObjectStore):
         )
 
     def _make_directory(self, path: Path) -> None:
-        """Make the directory and its parents below the root; return when their entries are durable.
+        """Create the directory and its parents below the root; return when their entries are durable.
 
         Raises:
-            FileNotFoundError: there is no root, or another process has just removed a parent that was empty.
+            FileNotFoundError: the root does not exist, or another process has just removed an empty parent.
         """
         try:
             inode = path.stat().st_ino
@@ -335,7 +337,8 @@ class FileStore(ObjectStore):
         except FileExistsError:
             if path.is_file():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
-        # An existing directory is synced too: another writer may have made it and not synced its entry yet.
+        # An existing directory is synced too: another writer may have created it without having synced its
+        # entry yet.
         _sync_directory(path.parent)
         self._durable[path] = path.stat().st_ino
 
@@ -344,7 +347,7 @@ class FileStore(ObjectStore):
             try:
                 path.rmdir()
             except OSError:
-                return  # It is not empty, or gone already.
+                return  # The directory is not empty, or no longer exists.
             self._durable.pop(path, None)
             path = path.parent
 
@@ -355,15 +358,16 @@ class FileStore(ObjectStore):
     ) -> Iterator[ObjectMeta]:
         """Yield the objects below ``directory`` ("" or ending in "/") in byte order of their keys.
 
-        The names of other entries are added to ``skipped``.
+        Names of other entries are added to ``skipped``.
         """
         try:
             with os.scandir(self.root / directory) as scan:
-                # Entries are kept by name, because a file that is replaced during the scan may appear twice.
+                # Entries are stored by name, because a file that is replaced during the scan may appear
+                # twice.
                 entries = {_sort_name(entry): entry for entry in scan}
         except (FileNotFoundError, NotADirectoryError):
             return
-        # A directory sorts by its name with a slash, like the keys in it: "a-b" < "a/b" < "a0".
+        # A directory sorts as its name with a slash, like the keys in it: "a-b" < "a/b" < "a0".
         for name in sorted(entries):
             key = directory + name
             if key == STAGING + "/":
@@ -377,7 +381,7 @@ class FileStore(ObjectStore):
                 if may_match and may_follow:
                     yield from self._walk(key, prefix, after, skipped)
             elif key.startswith(prefix) and (after is None or key > after):
-                with suppress(FileNotFoundError):  # It was deleted since the scan.
+                with suppress(FileNotFoundError):  # The file was deleted after the scan.
                     status = entries[name].stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
                         yield _meta(key, status)
@@ -393,11 +397,11 @@ class FileStore(ObjectStore):
         return self.root / key
 
     def _check_place(self) -> None:
-        """Check that the root has the mark of the store that this object is held to, if it is held.
+        """If the store is bound to an id, check that the mark in its root has this id.
 
         Raises:
-            AuthError: there is no permission to read the mark, and it was never read before.
-            TransientError: there is no such mark, or it has another id.
+            AuthError: this user is not permitted to read the mark, which was never read before.
+            TransientError: the mark is missing or has another id.
         """
         if not self._is_held:
             return
@@ -419,9 +423,9 @@ class FileStore(ObjectStore):
 
     @contextmanager
     def _translated(self, verb: str, key: str, *, is_final: bool = True) -> Iterator[None]:
-        """Translate a request's errors, and check the root's mark before an error or a success is reported.
+        """Translate a request's errors, and check the root's mark before reporting an error or a success.
 
-        After a success that is not final, ``commit`` checks the mark.
+        For a success that is not final, ``commit`` checks the mark later.
         """
         try:
             yield
@@ -452,8 +456,8 @@ class _FileUpload(Upload):
 
     def write(self, data: Data) -> None:
         self._check_open()
-        # Each view is released even if an error's traceback keeps this frame, because the caller may want to
-        # close the mapping behind it.
+        # Each view is released even if an error's traceback keeps this frame alive, because the caller may
+        # want to close the mapping behind the view.
         with (
             # FileStore and this class belong together.
             self._store._translated("write", self._key, is_final=False),  # noqa: SLF001
@@ -480,12 +484,12 @@ class _FileUpload(Upload):
             return
         self._is_open = False
         os.close(self._descriptor)
-        with suppress(OSError):  # It was renamed to its key; or it is removed later, once it is stale.
+        with suppress(OSError):  # It was renamed to its key; otherwise, it is removed once stale.
             self._staged.unlink()
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ValueError(f"the upload of {self._key} was committed or aborted")
+            raise ValueError(f"the upload of {self._key} was already committed or aborted")
 
 
 def _parse_url(url: str) -> Path:
@@ -503,7 +507,7 @@ def _sort_name(entry: os.DirEntry[str]) -> str:
 
 def _meta(key: str, status: os.stat_result) -> ObjectMeta:
     modified_at = datetime.fromtimestamp(status.st_mtime, tz=timezone.utc)
-    # A file that is restored with its old modification time has another change time.
+    # If a file is restored with its old modification time, its change time still differs.
     etag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_ctime_ns:x}"
     return ObjectMeta(key=key, size=status.st_size, modified_at=modified_at, etag=etag)
 
@@ -512,18 +516,18 @@ def _sync_file(descriptor: int) -> None:
     if sys.platform == "darwin":
         import fcntl
 
-        # fsync on macOS leaves the bytes in the drive's own cache (F_FULLFSYNC in fcntl(2)).
-        with suppress(OSError):  # Network filesystems without it have only fsync.
+        # On macOS, fsync leaves the bytes in the drive's own cache (F_FULLFSYNC in fcntl(2)).
+        with suppress(OSError):  # Network file systems without F_FULLFSYNC support only fsync.
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
     os.fsync(descriptor)
 
 
 def _leave_cache(descriptor: int) -> None:
-    """Remove the bytes of a large file that is on the disk from the kernel's cache.
+    """Remove the bytes of a large file from the kernel's cache once they are on disk.
 
     Freeing memory for the next file would take longer than copying it, and the cache is better used for the
-    training's data than for bytes that only another machine may read.
+    training's data than for bytes that only another machine might read.
     """
     if hasattr(os, "posix_fadvise") and os.fstat(descriptor).st_size >= _LARGE_BYTES:
         with suppress(OSError):
@@ -535,7 +539,7 @@ def _sync_directory(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # Some network filesystems cannot sync a directory.
+        if error.errno != errno.EINVAL:  # Some network file systems cannot sync a directory.
             raise
     finally:
         os.close(descriptor)

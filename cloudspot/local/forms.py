@@ -1,4 +1,4 @@
-"""The forms of a machine: a process tree on this host, or a process tree that is isolated from it."""
+"""The forms of a machine: a process tree on this host, or one that is isolated from the host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SHUTDOWN_SHIM = """\
     exec env PYTHONPATH={python_path} {python} -m cloudspot.local.machines {directory}
 ) </dev/null >/dev/null 2>&1 &
 """
-# A machine must not start units on its host, even if that runs systemd.
+# A machine must not start units on its host, even if the host runs systemd.
 _NO_SYSTEMD = """\
 #!/bin/sh
 echo "systemctl: System has not been booted with systemd as init system." >&2
@@ -48,7 +48,7 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def make_form(machine: MachineDirectory) -> Form:
-    """Return the form of the machine; ``prepare`` then makes it."""
+    """Return the form of the machine; its ``prepare`` then sets the machine up."""
     guest = machine.record().guest
     if guest is None:
         return PlainForm(machine)
@@ -58,12 +58,15 @@ def make_form(machine: MachineDirectory) -> Form:
 
 
 class Form(ABC):
-    """A machine's environment on its host, its boot and its end. For one thread."""
+    """A machine's environment on its host, and the operations that boot and end the machine.
+
+    Only one thread may use it.
+    """
 
     view: MachineView
-    """The data of its metadata service; set its notice to announce a reclaim."""
+    """The data of the machine's metadata service; setting its notice announces a reclaim."""
     metadata_url: str
-    """Set by ``prepare``."""
+    """The URL of the metadata service, which ``prepare`` sets."""
 
     def __init__(self, machine: MachineDirectory) -> None:
         self.machine = machine
@@ -72,7 +75,7 @@ class Form(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make the machine's disk, memory and network, and serve its metadata."""
+        """Create the machine's disk, memory and network, and start its metadata service."""
 
     def boot(self) -> None:
         """Start the machine's boot program."""
@@ -84,11 +87,11 @@ class Form(ABC):
         return
 
     def has_powered_off(self) -> bool:
-        """Return whether the machine has visibly ended by itself."""
+        """Return whether the machine has visibly shut itself down."""
         return False
 
     def end_processes(self) -> None:
-        """End every process of the machine; none is left when this returns."""
+        """Kill every process of the machine; none is left when this returns."""
         end_machine_processes(self.machine.mark, root=os.getpid())
         if self._boot is not None:
             self._boot.poll()
@@ -116,7 +119,7 @@ class PlainForm(Form):
     """A machine of the provider ``local``: a process tree."""
 
     def prepare(self) -> None:
-        """Make the disk and the power switch, and serve the metadata on the machine's address."""
+        """Create the disk and the power switch, and start the metadata service at the machine's address."""
         self.machine.make_disk()
         self._write_shims()
         service = self._make_service()
@@ -139,7 +142,7 @@ class PlainForm(Form):
         )
 
     def _environment(self) -> dict[str, str]:
-        """Return the machine's initial variables; of this process's variables, only those given to it."""
+        """Return the machine's initial variables; of this process's own, only those passed to it."""
         environment = {
             **self.machine.environment(),
             "PATH": f"{self.machine.programs}:{_SYSTEM_PATH}",
@@ -176,7 +179,7 @@ class LoopbackForm(PlainForm):
     def _start_boot(self, console: int) -> subprocess.Popen[bytes]:
         programs = self.machine.programs
         write_programs(programs, self._guest)
-        # It has no /opt of its own, so the image's programs there are called by their real paths.
+        # The machine has no /opt of its own, so the image's programs in /opt are called by their real paths.
         edits = programs / "edits.sed"
         edits.write_text("".join(map(_edit, self._guest.programs.items())), encoding="utf-8")
         path = os.pathsep.join((str(programs), *self._guest.image_path, _SYSTEM_PATH))
@@ -187,13 +190,13 @@ class LoopbackForm(PlainForm):
         return self._run(["bash", *arguments], console, {**self._guest.environment, "PATH": path})
 
     def press_power_button(self) -> None:
-        """Make its init run the shutdown script; the supervisor ends the machine."""
+        """Make the machine's init run the shutdown script; then the supervisor ends the machine."""
         if self._boot is not None and self._boot.poll() is None:
             self._boot.send_signal(signal.SIGUSR1)
 
 
 class IsolatedForm(Form):
-    """A machine of an emulated cloud in its own namespaces, with its metadata at the real address."""
+    """A machine of an emulated cloud in its own namespaces, with its metadata service at the real address."""
 
     def __init__(self, machine: MachineDirectory, guest: Guest) -> None:
         super().__init__(machine)
@@ -201,7 +204,7 @@ class IsolatedForm(Form):
         self._network: MachineNetwork | None = None
 
     def prepare(self) -> None:
-        """Make the disk and the network, and serve the metadata inside it."""
+        """Create the disk and the network, and start the metadata service inside the network."""
         guest = self._guest
         assert guest.network is not None
         self.machine.make_disk(is_isolated=True)
@@ -215,16 +218,16 @@ class IsolatedForm(Form):
         self.metadata_url = f"http://{guest.service_addresses[0]}:{guest.service_port}"
 
     def press_power_button(self) -> None:
-        """Send SIGPWR to its process 1."""
+        """Send SIGPWR to the machine's process 1."""
         if self._boot is not None and self._boot.poll() is None:
             self._boot.send_signal(signal.SIGPWR)
 
     def has_powered_off(self) -> bool:
-        """Return whether its process 1 has ended."""
+        """Return whether the machine's process 1 has ended."""
         return self._boot is not None and self._boot.poll() is not None
 
     def end_processes(self) -> None:
-        """Cut the network first, because a vanished machine closes no connections; then end the processes."""
+        """Cut the network, because a vanished machine closes no connections; then kill the processes."""
         if self._network is not None:
             with suppress(CloudspotError):
                 self._network.cut()
@@ -250,16 +253,16 @@ class IsolatedForm(Form):
 
 
 def num_cores(num_nodes: int) -> str:
-    """Return a machine's share of this host's cores, so that the nodes of a job do not compete for them.
+    """Return a machine's share of this host's cores, so that a job's nodes do not compete for cores.
 
     All nodes, including replacements, have the same share, because torch's results differ in their last bits
-    with another number of threads.
+    if the number of threads changes.
     """
     return str(max(1, (os.cpu_count() or 1) // num_nodes))
 
 
 def _edit(program: tuple[str, str]) -> str:
-    """Return the line of sed -E that replaces a program's path on the image by its real path."""
+    """Return the line of sed -E that replaces the path of a program on the image with its real path."""
     path, target = program
     replacement = re.sub(r"([\\&#])", r"\\\1", shlex.quote(target))
     return f"s#{re.escape(path)}([^[:alnum:]_./-]|$)#{replacement}\\1#g\n"

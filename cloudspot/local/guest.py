@@ -1,8 +1,8 @@
 """The first process of an isolated machine: ``python -m cloudspot.local.guest <directory> <network>``.
 
-It makes the machine's view of the host (name, processes, files) and becomes the machine's init, in a user
-namespace that cannot change the host. The supervisor starts it, and the machine ends with the supervisor;
-``network`` is the descriptor of the machine's network namespace.
+It creates the machine's view of the host (name, processes, files) and becomes the machine's init, in a user
+namespace that cannot change the host. The supervisor starts it, and the machine ends together with the
+supervisor; ``network`` is the descriptor of the machine's network namespace.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
 
 PROGRAMS = Path("/run/machine")
-"""The directory on the machine with its init and its power switch."""
+"""The machine's directory that contains its init and its power switch."""
 SCRIPTS = Path("/var/lib/cloud/instance/scripts")
-"""The directory in which cloud-init keeps the scripts that it runs."""
+"""The directory in which cloud-init stores the scripts that it runs."""
 _FETCH, _FETCH_AT_END = "fetch-user-data", "fetch-shutdown-script"
 _DISK_DIRECTORIES = (
     *("/home", "/srv"),
@@ -49,9 +49,9 @@ _LINKS = {
 _DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
 _ACCELERATORS = ("accel*", "dri", "dxg", "infiniband", "kfd", "nvidia*")
 _NETWORK_SETTINGS = {"ip_unprivileged_port_start": "0", "ping_group_range": "0 0"}
-"""Settings that allow the machine any port, and ping, like root on a real machine."""
+"""Settings that allow the machine to use any port and to ping, like root on a real machine."""
 _RULES = ("sudoers", "sudoers.d")
-"""Files that are closed to others but no secrets; programs of the machine need them."""
+"""Files that other users cannot read but that are not secret; programs of the machine need them."""
 _SYSTEM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _POWER_SWITCHES = ("shutdown", "poweroff", "halt", "systemctl")
 _POWER_SWITCH = """\
@@ -69,7 +69,7 @@ exec kill -s PWR 1
 
 
 def write_programs(directory: Path, guest: Guest) -> None:
-    """Write the programs of a machine's init into the directory."""
+    """Write the programs of the machine's init into the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(__file__).with_name("init.sh"), directory / "init.sh")
     (directory / _FETCH).write_text(guest.fetch_user_data, encoding="utf-8")
@@ -77,14 +77,14 @@ def write_programs(directory: Path, guest: Guest) -> None:
 
 
 def init_arguments(programs: Path, guest: Guest, *, url: str, scripts: Path, edits: str = "") -> list[str]:
-    """Return the arguments of bash for the machine's init in ``programs``."""
+    """Return the arguments with which bash runs the machine's init; ``programs`` is the init's directory."""
     at_end = [str(programs / _FETCH_AT_END), f"{guest.shutdown_seconds:g}"]
     start = [str(programs / "init.sh"), url, str(programs / _FETCH), str(scripts), edits]
     return start + (at_end if guest.fetch_shutdown_script else [])
 
 
 def copy_disk(machine: MachineDirectory, target: Path) -> None:
-    """Copy the disk of a running machine to ``target``, which appears whole.
+    """Copy the disk of a running machine to ``target``, which appears only once it is complete.
 
     Raises:
         CloudspotError: the disk cannot be copied.
@@ -98,14 +98,14 @@ def copy_disk(machine: MachineDirectory, target: Path) -> None:
 
 
 def _on_disk(machine: MachineDirectory) -> dict[str, Path]:
-    """Return the machine's directories that are on its disk, by their names in a copy of it."""
+    """Return the machine's directories that are on its disk, by their names in a copy of the disk."""
     found = {f"own{name}": machine.system / "root" / name[1:] for name in _DISK_DIRECTORIES}
     found |= {"home": machine.home, "node": machine.node_directory, "written": machine.system / "written"}
     return found
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a directory with everything in it, including the whiteouts of an overlay's layer."""
+    """Copy a directory and its whole content, including the whiteouts of an overlay's layer."""
     target.mkdir(parents=True, exist_ok=True)
     words = ["cp", "--archive", "--no-target-directory", str(source), str(target)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -114,7 +114,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def main(directory: Path, network: int) -> int:
-    """Run the machine; return the status of its init when that has ended."""
+    """Run the machine; return the status of its init once the init has ended."""
     namespaces.die_with_parent()
     namespaces.enter(network, namespaces.NEW_NETWORK)
     os.close(network)
@@ -140,7 +140,7 @@ def _become_init(machine: MachineDirectory) -> None:
     namespaces.keep_mounts_to_ourselves()
     os.umask(0o022)
     _furnish(machine, guest)
-    # This comes after the mounts, so that the machine's root cannot undo them.
+    # This happens after the mounts, so that the machine's root cannot undo them.
     namespaces.become_root()
     namespaces.unshare(namespaces.NEW_MOUNTS | namespaces.NEW_HOST_NAME | namespaces.NEW_IPC)
     socket.sethostname(guest.host_name)
@@ -153,7 +153,7 @@ def _become_init(machine: MachineDirectory) -> None:
 
 
 def _furnish(machine: MachineDirectory, guest: Guest) -> None:
-    """Make the machine's root directory on its disk, and change the root of this process to it."""
+    """Create the machine's root directory on its disk, and make it the root of this process."""
     view = _View(machine.system)
     if guest.disk is not None:
         for part, on_disk in _on_disk(machine).items():
@@ -177,7 +177,7 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     _write_layers(view, guest)
     for path in _system_directories():
         if path.is_symlink():
-            # The link must be relative, or files made below it would be made on the host.
+            # The link must be relative, or files created below it would be created on the host.
             view.at(path).symlink_to(str(path.readlink()).lstrip("/"))
         else:
             view.copy(path)
@@ -194,14 +194,14 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     for path in filter(lambda path: view.at(path).exists(), _power_switches()):
         view.show(view.at(PROGRAMS / path.name), path)
     namespaces.change_root(view.root)
-    # The supervisor's standard input was opened on the host, outside the read-only view.
+    # The supervisor opened its standard input on the host, outside the read-only view.
     nothing = os.open("/dev/null", os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
 
 
 class _View:
-    """A machine's root directory while it is being made; paths are as the machine sees them."""
+    """A machine's root directory while it is being built; paths are as the machine sees them."""
 
     def __init__(self, disk: Path) -> None:
         self._disk = disk
@@ -210,18 +210,18 @@ class _View:
         namespaces.bind(self.root, self.root)
         namespaces.restrict(self.root, read_only=False)
         self.layers = disk / "layers"
-        """The files that lie over the host's files, by path."""
+        """The files that replace files of the host, by path."""
         self.layers.mkdir()
-        # A file system in memory supports whiteouts; that of the disk may not.
+        # An in-memory file system supports whiteouts; the disk's file system may not.
         namespaces.mount_memory(self.layers)
         self._copied: list[Path] = []
 
     def at(self, path: str | Path) -> Path:
-        """Return the path on the host for ``path`` on the machine."""
+        """Return the path on the host that corresponds to ``path`` on the machine."""
         return self.root / Path(path).relative_to("/")
 
     def show(self, source: Path, path: str | Path) -> None:
-        """Show a file or directory of the host, which the machine can write to if this process can."""
+        """Show a file or directory of the host; the machine can write to it if this process can."""
         target = self.at(path)
         if source.is_dir():
             target.mkdir(parents=True, exist_ok=True)
@@ -230,10 +230,10 @@ class _View:
         namespaces.bind(source, target)
 
     def copy(self, source: Path) -> None:
-        """Show the host's directory as the machine's own; its changes go to the machine's disk.
+        """Show the host's directory as the machine's own; changes to it go to the machine's disk.
 
         The content is read-only if that disk does not support such a layer, or if something is mounted in the
-        directory, such as drivers in containers.
+        directory, such as drivers in a container.
         """
         layer = self.layers / source.resolve().relative_to("/")
         layers = tuple(one for one in (layer, source) if one.is_dir())
@@ -253,7 +253,7 @@ class _View:
             self._show_entries(source)
 
     def _show_entries(self, source: Path) -> None:
-        """Show, read-only, the entries of a directory that its layer does not replace."""
+        """Show, read-only, those entries of a directory that the directory's layer does not replace."""
         over = self.layers / source.resolve().relative_to("/")
         self.at(source).mkdir(exist_ok=True)
         for entry in source.iterdir() if source.is_dir() else ():
@@ -275,13 +275,13 @@ class _View:
                     shutil.copytree(entry, self.at(path))
 
     def add_devices(self) -> None:
-        """Show the devices without content, and the accelerators."""
+        """Show the accelerators and the devices that store no data, such as /dev/null."""
         names = [Path("/dev", name) for name in _DEVICES]
         found = (path for pattern in _ACCELERATORS for path in sorted(Path("/dev").glob(pattern)))
         for path in (*names, *found):
             if path.exists():
                 self.show(path, path)
-                # The device's mode is that of the host.
+                # The device keeps the mode that it has on the host.
                 namespaces.restrict(self.at(path), no_devices=False)
         self.at("/dev/pts").mkdir()
         namespaces.mount_terminals(self.at("/dev/pts"))
@@ -296,7 +296,7 @@ class _View:
 
 
 def _write_layers(view: _View, guest: Guest) -> None:
-    """Write the machine's own files and whiteouts, which replace and hide files of the host."""
+    """Write the machine's own files, which replace files of the host, and the whiteouts, which hide them."""
     etc = view.layers / "etc"
     etc.mkdir()
     for name in ("hosts", "resolv.conf"):
@@ -311,15 +311,15 @@ def _write_layers(view: _View, guest: Guest) -> None:
     for name, target in guest.programs.items():
         program = view.layers / Path(name).relative_to("/")
         program.parent.mkdir(parents=True, exist_ok=True)
-        # It is not a link, because a Python called through a link does not find its environment.
+        # This is not a link, because a Python that is called through a link does not find its environment.
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(target)} "$@"\n', encoding="utf-8")
         program.chmod(0o755)
 
 
 def _secrets(directory: Path) -> Iterator[Path]:
-    """Yield files that not everybody may read, and that a machine run by the host's root could read."""
+    """Yield files that not everybody may read but that a machine could read if the host's root runs it."""
     if not os.access(directory, os.R_OK | os.X_OK):
-        return  # nor by the machine
+        return  # the machine cannot read it either
     for entry in os.scandir(directory):
         try:
             is_closed = not entry.stat(follow_symlinks=False).st_mode & stat.S_IROTH
@@ -334,7 +334,7 @@ def _secrets(directory: Path) -> Iterator[Path]:
 
 
 def _system_directories() -> Iterator[Path]:
-    """Yield the host's directories of programs, and the links to them."""
+    """Yield the host's program directories, and the links to them."""
     yield from map(Path, ("/usr", "/etc", "/opt", "/var/lib/dpkg"))
     for pattern in ("bin", "sbin", "lib*"):
         yield from Path("/").glob(pattern)

@@ -1,4 +1,4 @@
-"""A machine's directory: the files with its properties, its state, and the requests to it.
+"""A machine's directory: the files that hold its properties, its state, and the requests to it.
 
 ::
 
@@ -13,10 +13,10 @@
     console.log      its output        supervisor.log  the supervisor's output
     home/ node/ bin/ system/  the machine's disk, deleted when it ends
 
-Two more directories end with the machine: its directory in memory, and its TMPDIR, which lies elsewhere
-because the path of a Unix socket in it (multiprocessing makes some) is limited to about a hundred bytes. They
-are named after the machine's mark, because an id is unique only within a cloud: two emulated clouds may both
-have an instance ``train-1-0``.
+Two more directories end with the machine: its directory in memory, and its TMPDIR, which is elsewhere because
+the path of a Unix socket in it (multiprocessing creates some) is limited to about a hundred bytes. They are
+named after the machine's mark, because an id is unique only within a cloud: two emulated clouds may both have
+an instance ``train-1-0``.
 """
 
 from __future__ import annotations
@@ -48,23 +48,26 @@ T = TypeVar("T")
 
 CONSOLE_BYTES = 64 << 10
 UNBORN_SECONDS = 30.0
-"""A machine without a supervisor this long after its creation will never have one."""
+"""A machine that still has no supervisor this long after its creation will never have one."""
 
 
 class MachineDirectory:
-    """The files of one machine. Any process may use them; only the holder of the lock may write the state."""
+    """The files of one machine.
+
+    Any process may use them; only the process that holds the lock may write the state.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.id = path.name
         self.mark = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
-        """The mark of its processes and in the names of its other directories; unique on this host."""
+        """The mark that identifies its processes and names its other directories; unique on this host."""
         self.user_data = path / "user-data"
         """The machine's boot script."""
         self.console = path / "console.log"
         """The boot script's output."""
         self.lock = path / "lock"
-        """The supervisor holds its lock."""
+        """The supervisor holds this lock."""
         self.home = path / "home"
         """HOME on this machine."""
         self.programs = path / "bin"
@@ -77,10 +80,10 @@ class MachineDirectory:
         """TMPDIR on this machine, independent of the caller's own TMPDIR."""
         memory = Path(f"/dev/shm/cloudspot-{self.mark}")  # noqa: S108 # as above
         self.arena = memory if sys.platform == "linux" else None
-        """The machine's directory in memory; None if the host has none."""
+        """The machine's directory in memory; None if the host does not support one."""
         disk = (self.home, self.programs, self.node_directory, self.system, self.temporary)
         self.disk: tuple[Path, ...] = (*disk, memory) if self.arena else disk
-        """The directories that end with the machine, including the one in memory."""
+        """The directories that are deleted when the machine ends, including the one in memory."""
 
     @classmethod
     def create(
@@ -91,11 +94,11 @@ class MachineDirectory:
         user_data: bytes,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> MachineDirectory:
-        """Make the directory atomically; an existing one is left as it is."""
+        """Create the directory atomically; an existing directory is left unchanged."""
         machine = cls(path)
         if path.exists():
             return machine
-        # It is closed to others from the start, because the environment may contain credentials.
+        # It is closed to other users from the start, because the environment may contain credentials.
         with partial_directory(path.parent, mode=0o700) as partial:
             (partial / "requests").mkdir()
             (partial / "user-data").write_bytes(user_data)
@@ -106,29 +109,29 @@ class MachineDirectory:
         return machine
 
     def record(self) -> MachineRecord:
-        """Return the machine as it was created.
+        """Return the machine's properties at its creation.
 
         Raises:
             CorruptData: the file is malformed.
-            FileNotFoundError: the machine was pruned meanwhile.
+            FileNotFoundError: the machine was pruned in the meantime.
         """
         path = self.path / "machine.json"
         return codec.decode(path.read_bytes(), MachineRecord, key=str(path))
 
     def state(self) -> MachineState:
-        """Return the last state written."""
+        """Return the last state that was written."""
         return self._read("state.json", MachineState) or MachineState(state=InstanceState.PENDING)
 
     def write_state(self, state: MachineState) -> None:
-        """Write the state; the caller holds the lock."""
+        """Write the state; the caller must hold the lock."""
         self._write("state.json", state)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that this machine was given."""
+        """Return the variables that were passed to this machine."""
         return self._read("environment.json", dict[str, str]) or {}
 
     def supervisor(self) -> SupervisorRecord | None:
-        """Return the supervisor's record; None until it is ready."""
+        """Return the supervisor's record, or None if the supervisor is not ready yet."""
         return self._read("supervisor.json", SupervisorRecord)
 
     def write_supervisor(self, record: SupervisorRecord) -> None:
@@ -144,15 +147,15 @@ class MachineDirectory:
         self._write("tags.json", tags)
 
     def request_termination(self) -> None:
-        """Ask for the machine's end; safe to repeat."""
+        """Request the machine's end; safe to repeat."""
         (self.path / "requests" / "terminate").touch()
 
     def request_reclaim(self, request: ReclaimRequest) -> None:
-        """Ask for a reclaim; each request counts."""
+        """Request a reclaim; each request counts."""
         self._write(f"requests/reclaim-{time.time_ns()}-{os.getpid()}", request)
 
     def requests(self) -> dict[str, ReclaimRequest | None]:
-        """Return all requests so far, in order of their file names; None for requests without content."""
+        """Return all requests so far, in the order of their file names; None for requests without content."""
         names = sorted(entry.name for entry in os.scandir(self.path / "requests"))
         return {
             name: self._read(f"requests/{name}", ReclaimRequest) if name.startswith("reclaim-") else None
@@ -160,7 +163,7 @@ class MachineDirectory:
         }
 
     def read_console(self) -> str:
-        """Return the last 64 KiB of the machine's output since its boot, which is what clouds keep.
+        """Return the last 64 KiB of the machine's output since its boot, as clouds do.
 
         Raises:
             FileNotFoundError: the machine has printed nothing.
@@ -190,9 +193,9 @@ class MachineDirectory:
     def settle(self, *, reason: EndReason = EndReason.LOST, unborn_seconds: float = UNBORN_SECONDS) -> None:
         """End a machine that has lost its supervisor, as a cloud does when a host fails.
 
-        It does nothing while the supervisor lives, or while a young machine may still get a supervisor.
-        Otherwise no process of the machine is left when this returns, and its state is ENDED, with the reason
-        that the supervisor had begun to act on, or else ``reason``.
+        Do nothing while the supervisor is alive, or while a new machine may still get a supervisor. Otherwise
+        no process of the machine is left when this returns, and its state is ENDED. The reason is the one on
+        which the supervisor had begun to act, or else ``reason``.
         """
         if self.state().state is InstanceState.ENDED:
             return
@@ -209,9 +212,9 @@ class MachineDirectory:
             self.finish(state.end_reason or reason, end_processes=lambda: end_machine_processes(self.mark))
 
     def finish(self, reason: EndReason, *, end_processes: Callable[[], None]) -> None:
-        """End the processes, delete the disk and write the last state; the caller holds the lock.
+        """Kill the processes, delete the disk and write the final state; the caller must hold the lock.
 
-        The reason is written first, so that a process that takes over reports the same.
+        The reason is written first, so that a process that takes over reports the same reason.
         """
         try:
             notice_deadline = self.state().notice_deadline
@@ -228,10 +231,10 @@ class MachineDirectory:
         self.write_state(msgspec.structs.replace(ending, state=InstanceState.ENDED, ended_at=ended_at))
 
     def make_disk(self, *, is_isolated: bool = False) -> None:
-        """Make the directories that end with the machine, empty."""
+        """Create the directories that are deleted when the machine ends; they are empty."""
         self.erase_disk()
         for path in self.disk:
-            if not (is_isolated and path == self.temporary):  # it has a /tmp of its own
+            if not (is_isolated and path == self.temporary):  # an isolated machine has its own /tmp
                 path.mkdir(mode=0o700)
 
     def erase_disk(self) -> None:
@@ -248,17 +251,17 @@ class MachineDirectory:
         return codec.decode(data, kind, key=str(path))
 
     def _write(self, name: str, value: Any) -> None:
-        """Write the file atomically: readers see all of it or nothing."""
+        """Write the file atomically, so that readers see either all of it or nothing."""
         write_whole(self.path / name, msgspec.json.encode(value))
 
 
 def now_utc() -> datetime:
-    """Return the time by this host's clock."""
+    """Return the current time by this host's clock."""
     return datetime.now(timezone.utc)
 
 
 def erase(path: Path) -> None:
-    """Delete a directory tree, write-protected directories too; a missing one is no error."""
+    """Delete a directory tree, including write-protected directories; a missing tree is no error."""
     if path.is_symlink():
         path.unlink()
         return
@@ -276,5 +279,5 @@ def erase(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    # The machine's ``shutdown`` program runs this if the supervisor was killed and does not react.
+    # The machine's ``shutdown`` program runs this if the supervisor was killed and does not respond.
     MachineDirectory(Path(sys.argv[1])).settle(reason=EndReason.SELF, unborn_seconds=0)

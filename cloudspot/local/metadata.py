@@ -6,8 +6,8 @@
     GET /tags/<name>   the announced value as text; 404 before it is announced
     GET /notice        {"deadline", "action"}; 404 while there is none
 
-As in the clouds, requests without the header are refused, so that an outsider's URL in a training's data
-cannot reach the service through the training.
+As in the clouds, requests without the header are refused, so that a URL in a training's data, which an
+outsider may have written, cannot reach the service through the training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cloudspot.model import PreemptionNotice
 from cloudspot.plugin.metadataclient import ask_metadata
 
 METADATA = "CLOUDSPOT_LOCAL_METADATA"
-"""The environment variable with the service's URL, on a machine."""
+"""The environment variable that holds the service's URL on a machine."""
 HEADER = "Metadata-Flavor"
 HEADER_VALUE = "cloudspot-local"
 _TIMEOUT_SECONDS = 5.0
@@ -79,22 +79,22 @@ class LocalPreemptionSource(PreemptionSource):
 
 
 def fetch_json(path: str, kind: type[_T]) -> _T | None:
-    """Return the answer for the path as a ``kind``, or None if the metadata service has nothing.
+    """Return the response for the path as a ``kind``, or None if the metadata service has nothing there.
 
     Raises:
-        TransientError: the service does not answer, or its answer is malformed.
+        TransientError: the service does not answer, or its response is malformed.
         CloudspotError: this process does not run on a local machine.
     """
     body = fetch(path)
     try:
         value: _T | None = None if body is None else decode(body, kind)
         return value
-    except msgspec.DecodeError as error:  # a malformed text, or another value
+    except msgspec.DecodeError as error:  # malformed JSON, or a value of another type
         raise TransientError(f"the metadata service sent a malformed answer to {path}: {error}") from error
 
 
 def fetch(path: str) -> str | None:
-    """Return the metadata service's answer for the path, or None if it has nothing there.
+    """Return the metadata service's response for the path, or None if it has nothing there.
 
     Raises:
         TransientError: the service does not answer.

@@ -1,8 +1,8 @@
-"""The base of metadata services: the answer to a request, the view of the machine, and the server.
+"""The base of metadata services: the response to a request, the data about the machine, and the server.
 
-The service of an emulated cloud (in a plugin's sandbox) subclasses :class:`MetadataService`; a machine's
-supervisor serves it at the cloud's real address. The class can be tested without a machine: make a
-:class:`MachineView`, and call ``answer``.
+The service of an emulated cloud, in a plugin's sandbox, subclasses :class:`MetadataService`; a machine's
+supervisor serves it at the cloud's real address. To test such a class without a machine, create a
+:class:`MachineView` and call ``answer``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _MAX_BODY_BYTES = 1 << 20
 
 
 class StandingNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider's notice that it takes the machine."""
+    """The provider's notice that it will reclaim the machine."""
 
     deadline: datetime
-    """When the machine ends (UTC)."""
+    """When the machine will end (UTC)."""
     deadline_monotonic: float | None = None
-    """The same moment by this host's monotonic clock, which its local machines share."""
+    """The same time by this host's monotonic clock, which all its local machines share."""
     action: str = "terminate"
     given_at: datetime = msgspec.field(default_factory=lambda: datetime.now(timezone.utc))
 
@@ -50,11 +50,11 @@ class MachineView:
         user_data: bytes = b"",
         tags: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """Keep the constant facts; ``tags`` is called each time."""
+        """Keep the constant facts; ``tags`` is called at each use."""
         self.address = address
         """The address at which other machines reach it."""
         self.facts = dict(facts)
-        """The cloud's facts about the machine from its start (``EmulatedMachine.metadata``)."""
+        """The cloud's facts about the machine since its start (``EmulatedMachine.metadata``)."""
         self.user_data = user_data
         self._tags = tags
         self._notice: StandingNotice | None = None
@@ -62,7 +62,7 @@ class MachineView:
 
     @property
     def notice(self) -> StandingNotice | None:
-        """The notice of an announced reclaim, which is never withdrawn; None before."""
+        """The notice of an announced reclaim, which is never withdrawn; None before the announcement."""
         return self._notice
 
     @notice.setter
@@ -73,69 +73,69 @@ class MachineView:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Return the tags as they are now."""
+        """Return the current tags."""
         return dict(self._tags())
 
     def wait_for_change(self, timeout_seconds: float) -> bool:
         """Wait until the tags or the notice change, for services with a long poll.
 
-        Returns whether they changed within ``timeout_seconds``.
+        Return whether they changed within ``timeout_seconds``.
         """
         before = (self.notice, self.tags)
         end = time.monotonic() + timeout_seconds
         while time.monotonic() < end:
             if (self.notice, self.tags) != before:
                 return True
-            with self._noticed:  # a notice ends the wait; tags are files, which are polled
+            with self._noticed:  # a notice ends the wait at once; tags are in files, which are polled
                 self._noticed.wait_for(lambda: self._notice is not before[0], _POLL_SECONDS)
         return False
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a program on the machine."""
+    """One request from a program on the machine."""
 
     method: str
     """In capitals."""
     path: str
-    """The path with the query, exactly as sent."""
+    """The path including the query, exactly as sent."""
     headers: Mapping[str, str]
-    """The headers, with names in lower case."""
+    """The headers, with lower-case names."""
     body: bytes = b""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one request."""
+    """The response to one request."""
 
     status: int
     body: bytes = b""
     content_type: str = "text/plain"
     headers: Mapping[str, str] = field(default_factory=dict)
     hop_limit: int | None = None
-    """The time to live of the answer's packets; with 1, a container behind a router does not receive them.
-    None stands for the system's default."""
+    """The time to live of the response's packets; with 1, the packets do not reach a container behind a
+    router. None means the system's default."""
 
 
 class MetadataService(ABC):
-    """One machine's metadata service. ``answer`` runs in a thread of its own for each request."""
+    """One machine's metadata service. ``answer`` runs in a separate thread for each request."""
 
     server_version: ClassVar[str] = "metadata"
-    """The header ``Server`` of each answer."""
+    """The ``Server`` header of each response."""
 
     def __init__(self, view: MachineView) -> None:
         self.view = view
 
     @abstractmethod
     def answer(self, request: Request) -> Answer:
-        """Answer a request as the cloud's own service would; it may wait, as in a long poll."""
+        """Answer a request as the cloud's own service would; this may block, as in a long poll."""
 
 
 class MetadataServer:
-    """Serves a metadata service at an address, in threads of its own."""
+    """Serves a metadata service at an address, in its own threads."""
 
     def __init__(self, service: MetadataService, address: str, port: int = 0) -> None:
-        """Start serving in the calling thread's network namespace; port 0 stands for any free port."""
+        """Start serving in the calling thread's network namespace; port 0 means any free port."""
         self._server = _Server((address, port), _Handler)
         self._server.service = service
         serve = partial(self._server.serve_forever, poll_interval=_POLL_SECONDS)
@@ -144,7 +144,7 @@ class MetadataServer:
 
     @property
     def url(self) -> str:
-        """Return its URL."""
+        """Return the server's URL."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 
@@ -160,15 +160,15 @@ class _Server(ThreadingHTTPServer):
     service: MetadataService
 
     def server_bind(self) -> None:
-        # HTTPServer's method is skipped, because it looks up the address's name, which may not resolve.
+        # HTTPServer's method is skipped because it looks up the name of the address, which may not resolve.
         socketserver.TCPServer.server_bind(self)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
-    # An answer is one packet: with unbuffered headers, Nagle and delayed acknowledgements cost 40 ms each
-    # time.
+    # Buffering sends each response in one packet: with unbuffered headers, Nagle's algorithm and delayed
+    # acknowledgements would cost 40 ms each time.
     wbufsize = -1
     disable_nagle_algorithm = True
 

@@ -1,6 +1,6 @@
-"""Linux namespaces, by system calls.
+"""Create and enter Linux namespaces with system calls.
 
-They work for root, and for other users if the kernel lets them make user namespaces.
+They are available to root, and to other users if the kernel lets them create user namespaces.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def unshare(flags: int) -> None:
-    """Move the calling thread to new namespaces; a new pid namespace applies to its later children.
+    """Move the calling thread to new namespaces; a new pid namespace applies only to its later children.
 
     Raises:
         OSError: the kernel refuses.
@@ -45,14 +45,14 @@ def unshare(flags: int) -> None:
 
 
 def become_root() -> None:
-    """Enter a new user namespace as its root; the process must have one thread.
+    """Enter a new user namespace as its root; the process must have only one thread.
 
-    The host's root keeps its power over files, and other users get it over their own files. No user keeps
-    power over the objects of the former user namespace: its mounts, networks and processes, and the kernel's
-    clock and modules.
+    The host's root keeps its power over files, and other users gain that power over their own files. No user
+    keeps any power over the objects of the former user namespace: its mounts, networks and processes, and the
+    kernel's clock and modules.
 
     Raises:
-        OSError: the kernel does not let this user do that.
+        OSError: the kernel does not allow this user to do so.
     """
     user, group = os.geteuid(), os.getegid()
     reader, writer = os.pipe()
@@ -75,7 +75,7 @@ def become_root() -> None:
 
 
 def _map_all_ids_of(pid: int) -> int:
-    """Map all ids of our user namespace into the process's; return 0, or 1 without permission."""
+    """Map all ids of our user namespace into that of the process; return 0, or 1 without permission."""
     try:
         for name in ("gid_map", "uid_map"):
             ours = Path("/proc/self", name).read_text(encoding="ascii").splitlines()
@@ -88,32 +88,32 @@ def _map_all_ids_of(pid: int) -> int:
 
 
 def enter(descriptor: int, kind: int) -> None:
-    """Move the calling thread to the namespace of the descriptor."""
+    """Move the calling thread to the namespace that the descriptor refers to."""
     _check(_libc().setns(descriptor, kind), "setns")
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the thread that made it ends; children do not inherit this."""
+    """Let the kernel kill this process when its parent thread ends; children do not inherit this."""
     parent = os.getppid()
     _check(_libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0), "prctl")
     if os.getppid() != parent:
-        os._exit(1)  # it ended before the call
+        os._exit(1)  # the parent ended before the call
 
 
 def keep_mounts_to_ourselves() -> None:
-    """Stop sharing mounts with other namespaces, in both directions; needs ``unshare(NEW_MOUNTS)`` before."""
+    """Stop sharing mounts with other namespaces, in both directions; call ``unshare(NEW_MOUNTS)`` before."""
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE, "/")
 
 
 def bind(source: Path, target: Path) -> None:
-    """Show ``source``, with the mounts in it, at ``target``, which must exist."""
+    """Show ``source`` and its submounts at ``target``, which must exist."""
     _mount(str(source), str(target), None, _MS_BIND | _MS_REC, f"{source} at {target}")
 
 
 def restrict(target: Path, *, read_only: bool = True, no_devices: bool = True) -> None:
-    """Make a mount and the mounts in it read-only, and disable setuid files and devices; needs Linux 5.12.
+    """Make a mount and its submounts read-only, and disable setuid files and devices; needs Linux 5.12.
 
-    Existing restrictions stay. A device in a read-only mount can be written to.
+    Existing restrictions remain. A device in a read-only mount can still be written to.
     """
     # struct mount_attr: attr_set, attr_clr, propagation, userns_fd
     attributes = (ctypes.c_uint64 * 4)(_ATTR_NOSUID | read_only * _ATTR_RDONLY | no_devices * _ATTR_NODEV)
@@ -123,18 +123,18 @@ def restrict(target: Path, *, read_only: bool = True, no_devices: bool = True) -
 
 
 def mount_overlay(target: Path, layers: Sequence[Path], *, upper: Path) -> None:
-    """Show directories as one, the first on top; changes go to ``upper``.
+    """Show several directories as one, the first on top; changes go to ``upper``.
 
-    ``upper`` is the parent of two empty directories, ``files`` and ``work``.
+    ``upper`` contains two empty directories, ``files`` and ``work``.
 
     Raises:
         OSError: the file system of ``upper`` does not support this, the kernel is older than 5.11, or one of
-            ``layers`` contains a mount that this user namespace did not make.
+            ``layers`` contains a mount that this user namespace did not create.
     """
     with ExitStack() as opened:
 
         def at(path: Path) -> str:
-            # Descriptors are used because a path may contain the separators.
+            # Descriptors are used because a path may contain the option separators.
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
             opened.callback(os.close, descriptor)
             return f"/proc/self/fd/{descriptor}"
@@ -166,13 +166,13 @@ def mount_sys(target: Path) -> None:
 
 
 def mount_terminals(target: Path) -> None:
-    """Mount a separate instance of pseudo terminals, without those of the host."""
+    """Mount a separate instance of pseudo-terminals, without those of the host."""
     flags, options = _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620"
     _mount("devpts", str(target), "devpts", flags, str(target), options)
 
 
 def mount_memory(target: Path) -> None:
-    """Mount an empty file system in memory."""
+    """Mount an empty in-memory file system."""
     _mount("tmpfs", str(target), "tmpfs", _MS_NOSUID | _MS_NODEV, str(target))
 
 
@@ -180,13 +180,13 @@ def change_root(root: Path) -> None:
     """Make the mount ``root`` the root of our mount namespace, and detach the old root."""
     os.chdir(root)
     _call(_PIVOT_ROOT, b".", b".", what=f"pivot_root {root}")
-    # Both roots are at "/" now, the old one on top.
+    # Both roots are at "/" now, with the old root on top.
     _check(_libc().umount2(b".", _MNT_DETACH), "umount the old root")
     os.chdir("/")
 
 
 def new_network() -> int:
-    """Make a network namespace and return a descriptor of it; the caller stays in its own."""
+    """Create a network namespace and return a descriptor for it; the caller stays in its own namespace."""
 
     def make() -> int:
         unshare(NEW_NETWORK)
@@ -196,9 +196,9 @@ def new_network() -> int:
 
 
 def in_network(descriptor: int, call: Callable[[], T]) -> T:
-    """Return the result of ``call``, run in the network namespace by a temporary thread.
+    """Return the result of ``call``, which a temporary thread runs in the network namespace.
 
-    Sockets and processes that it makes stay in that namespace.
+    Sockets and processes that it creates stay in that namespace.
     """
 
     def run() -> T:
@@ -214,7 +214,7 @@ def _in_thread(call: Callable[[], T]) -> T:
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, what: str, options: str = "") -> None:
-    # Paths are passed as bytes, because they have the file system's encoding, not the locale's.
+    # Paths are passed as bytes, because they use the file system's encoding, not the locale's.
     name = None if kind is None else kind.encode()
     status = _libc().mount(
         os.fsencode(source), os.fsencode(target), name, ctypes.c_ulong(flags), options.encode()
@@ -223,7 +223,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, what: str, op
 
 
 def _call(number: int, *arguments: object, what: str) -> None:
-    """Make a system call for which the C library has no function."""
+    """Make a system call that has no function in the C library."""
     _check(_libc().syscall(ctypes.c_long(number), *arguments), what)
 
 

@@ -15,24 +15,24 @@ _BRIDGE_PREFIX = "csbr-"
 
 
 def make_bridge(address: str, prefix_length: int) -> None:
-    """Make the bridge in this process's network namespace, with the host's own address on it.
+    """Create the bridge in this process's network namespace, with the host's own address.
 
     Raises:
-        CloudspotError: a bridge for this network exists already.
+        CloudspotError: a bridge for this network already exists.
     """
     bridge = _bridge_of(address, prefix_length)
     if bridge in _interfaces():
         network = ipaddress.IPv4Interface(f"{address}/{prefix_length}").network
-        raise CloudspotError(f"another emulated cloud uses the network {network} here")
+        raise CloudspotError(f"another emulated cloud on this host already uses the network {network}")
     # The bridge's hardware address is fixed. Otherwise it follows the lowest address of its ports, and open
-    # connections stall for a minute whenever a machine comes or goes.
+    # connections stall for a minute whenever a machine joins or leaves.
     ip("link", "add", bridge, "address", "02:77:00:00:00:01", "type", "bridge")
     ip("address", "add", f"{address}/{prefix_length}", "dev", bridge)
     ip("link", "set", bridge, "up")
 
 
 def has_bridge() -> bool:
-    """Return whether this process's network namespace is that of a host of isolated machines."""
+    """Return whether this process's network namespace belongs to a host of isolated machines."""
     return any(name.startswith(_BRIDGE_PREFIX) for name in _interfaces())
 
 
@@ -46,16 +46,21 @@ def _bridge_of(address: str, prefix_length: int) -> str:
 
 
 class MachineNetwork:
-    """The network namespace of one machine, with its cable to the bridge. It ends with this process."""
+    """The network namespace of one machine, with its cable to the bridge.
+
+    The namespace ends with this process.
+    """
 
     def __init__(self, address: str, prefix_length: int, service_addresses: Sequence[str]) -> None:
-        """Make the namespace, without processes, with the metadata service's addresses on its loopback."""
+        """Create the namespace, without processes; its loopback has the metadata service's addresses."""
         self.descriptor = namespaces.new_network()
         number = int(ipaddress.IPv4Address(address))
         self._cable = f"cs{number:08x}"
-        # The hardware address follows from the address, so that a machine that reuses it is found at once.
+        # The hardware address is derived from the IP address, so that a machine that reuses the IP address is
+        # reachable at once.
         hardware = ":".join(f"{byte:02x}" for byte in (2, 0x78, *number.to_bytes(4, "big")))
-        # The cable is up before the machine has its end, so that the first packets are not lost.
+        # The cable's host end is up before the machine gets its own end, so that the first packets are not
+        # lost.
         inside = f"/proc/{os.getpid()}/fd/{self.descriptor}"
         ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", inside)
         ip("link", "set", self._cable, "master", _bridge_of(address, prefix_length), "up")
@@ -71,7 +76,7 @@ class MachineNetwork:
         namespaces.in_network(self.descriptor, set_up_inside)
 
     def cut(self) -> None:
-        """Cut the cable: no packet leaves the machine any more, not even the end of its connections."""
+        """Cut the cable: no packets leave the machine any more, not even those that close its connections."""
         ip("link", "set", self._cable, "down")
 
     def close(self) -> None:
@@ -81,7 +86,7 @@ class MachineNetwork:
 
 
 def system_path() -> str:
-    """Return PATH with the directories of system programs, which a user's PATH may lack."""
+    """Return PATH extended with the directories of system programs, which a user's PATH may lack."""
     return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 
 

@@ -50,7 +50,7 @@ class LocalProvider(Provider[LocalOptions]):
         return identity
 
     def boot_profile(self) -> BootProfile:
-        """Return the submitter's own interpreter, for the agent and the training alike."""
+        """Return a profile with the submitter's own interpreter, for both the agent and the training."""
         path = node_python_path()
         return BootProfile(
             agent_python=sys.executable,
@@ -93,11 +93,11 @@ class LocalProvider(Provider[LocalOptions]):
         )
 
     def default_store(self) -> str | None:
-        """Return a directory beside the machines."""
+        """Return a directory beside the machines' directories."""
         return f"file://{state_home()}/store"
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
-        """Reclaim a machine, by default with the notice in its job's options."""
+        """Reclaim a machine, by default with the notice that its job's options state."""
         provisioner = LocalProvisioner(self.options)
         provisioner.reclaim(request.instance_id, notice_seconds=request.notice_seconds)
         return PreemptResult()

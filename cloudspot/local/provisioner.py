@@ -1,4 +1,4 @@
-"""Create, list and end local machines, in place of a cloud's API."""
+"""Create, list and end local machines; this takes the place of a cloud's API."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 INSTANCE_TYPE = "local"
 KEPT = timedelta(hours=24)
-"""How long an ended machine is reported, with its console."""
+"""How long an ended machine is still reported, with its console output."""
 _START_TIMEOUT_SECONDS = 60.0
 
 
@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 def _retriable(method: Callable[P, T]) -> Callable[P, T]:
-    """Turn OSError, for example of a full disk, into TransientError, so that a driver tries again later."""
+    """Turn an OSError, such as a full disk, into a TransientError, so that a driver tries again later."""
 
     @functools.wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> T:
@@ -78,15 +78,16 @@ class LocalRequest(LaunchTerms, frozen=True, kw_only=True):
 
     user_data: str
     min_nodes: NodeCount
-    """The least number of machines; with less room, none are created."""
+    """The minimum number of machines; if there is room for fewer, none are created."""
     reclaims: tuple[tuple[PlannedReclaim, ...], ...]
     """By rank."""
     pass_environment: tuple[str, ...] = ()
-    """Names of variables. The values are not stored; they come from the process that creates the machine."""
+    """Names of environment variables. The values are not stored; they come from the process that creates the
+    machine."""
 
 
 class LocalProvisioner(Provisioner):
-    """Machines under one state home; several processes may use it at the same time."""
+    """The machines below one state home; several processes may use it at the same time."""
 
     token_seconds = KEPT.total_seconds()
     absence_proves_after_seconds = 5.0
@@ -95,7 +96,7 @@ class LocalProvisioner(Provisioner):
         self._options = options
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return the request, with its machines' planned reclaims, signed by this state home."""
+        """Return the request, with its machines' planned reclaims and this state home's signature."""
         options = self._options
         is_spot = group.offer.market is Market.SPOT
         body = LocalRequest(
@@ -118,7 +119,7 @@ class LocalProvisioner(Provisioner):
             store_url=group.store_url,
             pass_environment=options.pass_environment,
         )
-        # The body goes through JSON, so that it equals itself after it was stored, with lists for tuples.
+        # The body is converted through JSON, with lists for tuples, so that it is equal to its stored form.
         stored: LocalRequest = decode(msgspec.json.encode(body), LocalRequest)
         encoded = msgspec.json.encode(stored)
         return LaunchRequest(
@@ -127,23 +128,26 @@ class LocalProvisioner(Provisioner):
 
     @_retriable
     def create(self, request: CreateRequest) -> CreateResult:
-        """Create the machines for which there is room, and return when each has its supervisor.
+        """Create as many machines as there is room for, and return when each has its supervisor.
 
         Raises:
-            CapacityError: by the job's options, the zone has no room for ``min_nodes``.
-            ProvisionError: the request was not made in this state home, or its token was used for another.
+            CapacityError: according to the job's options, the zone has no room for ``min_nodes``.
+            ProvisionError: the request was not rendered in this state home, or its token was used for another
+                request.
             AuthError: a variable in ``pass_environment`` is not set here.
             TransientError: a supervisor did not start, or the disk is full.
         """
         try:
             body: LocalRequest = convert(request.request.body, LocalRequest)
         except msgspec.ValidationError as error:
-            raise ProvisionError(f"the request is not one of provider 'local': {error}") from error
+            raise ProvisionError(f"the request was not made by provider 'local': {error}") from error
         encoded = msgspec.json.encode(body)
         signature = request.request.signature
         if not signature or signature != own_jobs.signature(encoded):
-            # A writer of the store could write a launch, which would run as this user.
-            raise ProvisionError(f"the launch was not requested from here (state home {state_home()})")
+            # Anyone who can write to the store could write a launch, which would then run as this user.
+            raise ProvisionError(
+                f"the launch was not requested from this computer (state home {state_home()})"
+            )
         digest = hashlib.sha256(encoded).hexdigest()
         environment = _passed_on(body.pass_environment)
         self._check_home()
@@ -156,7 +160,7 @@ class LocalProvisioner(Provisioner):
             if first.exists():
                 record = MachineDirectory(first).record()
                 if record.request_sha256 != digest:
-                    raise ProvisionError("the token was used before with another request")
+                    raise ProvisionError("the token was already used for another request")
                 num_nodes = record.num_nodes
             else:
                 num_nodes = self._granted(body)
@@ -174,7 +178,7 @@ class LocalProvisioner(Provisioner):
 
     @_retriable
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Add the facts to the machines' tags, which their metadata service shows."""
+        """Add the facts to the machines' tags, which their metadata services show."""
         for instance in instances:
             machine = self._find(instance.id)
             if machine is not None:
@@ -183,7 +187,7 @@ class LocalProvisioner(Provisioner):
 
     @_retriable
     def instances(self, request: InstancesRequest) -> InstancesResult:
-        """Return the machines; a machine whose supervisor was killed is ended at once, as LOST."""
+        """Return the machines; end any machine whose supervisor was killed, as LOST."""
         instances = []
         for machine in self._machines():
             try:
@@ -205,15 +209,15 @@ class LocalProvisioner(Provisioner):
         if machine is not None:
             with suppress(FileNotFoundError):  # pruned meanwhile
                 machine.request_termination()
-                # This ends it if it has no supervisor.
+                # This ends the machine if it has no supervisor.
                 machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
 
     def console(self, instance: Instance) -> str:
-        """Return the end of the machine's output, for as long as it is listed; see Provisioner."""
+        """Return the end of the machine's output, as long as the machine is listed; see Provisioner."""
         machine = self._find(instance.id)
         try:
             return "" if machine is None else machine.read_console()
-        except FileNotFoundError:  # it has printed nothing, or was pruned meanwhile
+        except FileNotFoundError:  # the machine has printed nothing, or was pruned in the meantime
             return ""
 
     @_retriable
@@ -222,7 +226,7 @@ class LocalProvisioner(Provisioner):
         own_jobs.end_job(job_id, store_url=store_url)
 
     def offers(self, request: OffersRequest) -> OffersResult:
-        """Return the made-up offers of each zone.
+        """Return invented offers for each zone.
 
         A local machine is this host, whatever resources the job requests: a job for eight accelerators is
         rehearsed without them.
@@ -243,22 +247,22 @@ class LocalProvisioner(Provisioner):
         )
 
     def reclaim(self, instance_id: str, *, notice_seconds: float | None) -> None:
-        """Reclaim a machine with a notice; None stands for the notice in the job's options.
+        """Reclaim a machine after a notice; None means the notice in the job's options.
 
         Raises:
-            CloudspotError: there is no such machine, or it has ended, or it will end sooner anyway.
+            CloudspotError: the machine does not exist, has ended, or will end sooner anyway.
         """
         machine = self._find(instance_id)
         if machine is None:
             raise CloudspotError(f"provider 'local' has no machine {instance_id!r}")
         machine.settle()
         if machine.state().state is InstanceState.ENDED:
-            raise CloudspotError(f"machine {instance_id} has ended already")
+            raise CloudspotError(f"machine {instance_id} has already ended")
         seconds = machine.record().notice_seconds if notice_seconds is None else notice_seconds
         standing = machine.state().notice_deadline
         if standing is not None and standing <= now_utc() + timedelta(seconds=seconds):
             ends = f"{standing:%H:%M:%S} UTC"
-            raise CloudspotError(f"machine {instance_id} has a notice already, and ends at {ends}")
+            raise CloudspotError(f"machine {instance_id} already has a notice, and ends at {ends}")
         machine.request_reclaim(ReclaimRequest(notice_seconds=seconds))
 
     def _machines_home(self) -> Path:
@@ -268,20 +272,20 @@ class LocalProvisioner(Provisioner):
         return state_home() / "lock"
 
     def _check_home(self) -> None:
-        """Check that the directory of the machines exists if there ever was one, because nothing removes it.
+        """Check that the machines' directory exists, if it ever did, because cloudspot never removes it.
 
         Raises:
-            TransientError: it is missing, so machines may run unseen.
+            TransientError: the directory is missing, so machines may be running unseen.
         """
         machines = self._machines_home()
         if self._lock_path().exists() and not machines.is_dir():
             raise TransientError(
-                f"provider 'local': the directory of its machines, {machines}, is missing, and they may run; "
-                "put it back, or make an empty one if none of them runs"
+                f"provider 'local': the directory of its machines, {machines}, is missing, and some of them "
+                "may be running; put it back or, if none is running, make an empty one"
             )
 
     def _granted(self, body: LocalRequest) -> int:
-        """Return how many of the machines have room, at least ``min_nodes``; the caller holds the lock."""
+        """Return how many machines there is room for, at least ``min_nodes``; the caller holds the lock."""
         if body.market is Market.SPOT and body.launch in self._options.refused_launches:
             raise CapacityError(f"{body.zone} has no spot {body.instance_type} now")
         room = self._options.capacity.get(body.zone) if body.market is Market.SPOT else None
@@ -307,7 +311,7 @@ class LocalProvisioner(Provisioner):
         return next((machine for machine in self._machines() if machine.id == instance_id), None)
 
     def _prune(self) -> None:
-        """Delete the machines that ended long ago; the caller holds the lock."""
+        """Delete the machines that ended long ago; the caller must hold the lock."""
         for machine in self._machines():
             ended_at = machine.state().ended_at
             if ended_at is not None and now_utc() - ended_at > KEPT:
@@ -339,16 +343,16 @@ def _passed_on(names: Sequence[str]) -> dict[str, str]:
 
 
 def _address(machine_id: str) -> str:
-    """Return the machine's loopback address, which is any of 127/8 on Linux and always the same on macOS."""
+    """Return the machine's loopback address: an address in 127/8 on Linux, always the same on macOS."""
     if sys.platform != "linux":
         return "127.0.0.1"
-    # Two machines may get the same of 16 million addresses; their ports still differ.
+    # Two machines may get the same one of 16 million addresses; their ports still differ.
     first, second, third = hashlib.sha256(machine_id.encode()).digest()[:3]
     return f"127.{first % 254 + 1}.{second}.{third % 254 + 1}"
 
 
 def _start_supervisors(machines: Sequence[MachineDirectory]) -> None:
-    """Start a supervisor for each machine without one that has not ended; wait until they are ready."""
+    """Start a supervisor for each machine that lacks one and has not ended; wait until they are ready."""
     starting = {}
     for machine in machines:
         with try_lock(machine.lock) as is_free:

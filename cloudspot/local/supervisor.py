@@ -1,8 +1,8 @@
 """The supervisor of one machine, which boots it, serves its metadata, and ends it with all its processes.
 
-``python -m cloudspot.local.supervisor <machine directory>`` returns 0 as soon as the machine's supervisor is
-ready. The supervisor runs in another process, which outlives the caller and its terminal. The command returns
-1 if the machine has a supervisor already, or has ended.
+``python -m cloudspot.local.supervisor <machine directory>`` exits with 0 as soon as the machine's supervisor
+is ready. The supervisor runs in another process, which outlives the caller and its terminal. The command
+exits with 1 if the machine already has a supervisor, or has ended.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 TICK_SECONDS = 0.05
 """How often requests and the training's progress are checked."""
 _OWNER_SECONDS = 0.5
-"""How often it is checked whether the owner of an emulated machine still lives."""
+"""How often the supervisor checks whether the owner of an emulated machine is still alive."""
 
 
 class Supervisor:
-    """One machine's life, from boot to end. The caller holds the machine's lock."""
+    """Runs one machine, from boot to end. The caller must hold the machine's lock."""
 
     def __init__(self, machine: MachineDirectory) -> None:
         self.machine = machine
@@ -52,9 +52,9 @@ class Supervisor:
         self._told_to_stop = False
 
     def start(self) -> None:
-        """Make the machine's disk and memory, serve its metadata, and record that the supervisor is ready."""
+        """Create the machine's disk and memory, serve its metadata, and record that all is ready."""
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-            # A handler is used, not SIG_IGN, because exec resets it for the machine's processes.
+            # This is a handler and not SIG_IGN, because exec resets handlers for the machine's processes.
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGTERM, self._stop)
         adopt_orphans()
@@ -95,7 +95,7 @@ class Supervisor:
         return max(0.0, min(moments) - now)
 
     def _end_reason(self, now: float) -> EndReason | None:
-        """Return why the machine must end now, or None; starts the reclaims that are due."""
+        """Return why the machine must end now, or None; start any reclaims that are due."""
         if self._told_to_stop or self._is_orphaned(now):
             return EndReason.LOST
         requests = self.machine.requests()
@@ -113,14 +113,14 @@ class Supervisor:
             _log.info("machine %s: its power button is pressed", self.record.id)
             self._form.press_power_button()
         if "shutdown" in requests or self._form.has_powered_off():
-            # Clouds report a reclaim, too, if the machine shuts down after the notice.
+            # Clouds also report a reclaim if the machine shuts down after the notice.
             return EndReason.SELF if self._deadline is None else EndReason.RECLAIMED
         if self._booted_at is not None and now >= self._booted_at + self.record.max_seconds:
             return EndReason.TERMINATED
         return None
 
     def _is_orphaned(self, now: float) -> bool:
-        """Return whether the owner of this emulated machine is gone."""
+        """Return whether the owner of this emulated machine has ended."""
         guest = self.record.guest
         if guest is None or now < self._owner_seen_at + _OWNER_SECONDS:
             return False
@@ -161,7 +161,7 @@ class Supervisor:
         return newest
 
     def _reclaim(self, now: float, notice_seconds: float) -> None:
-        """Give the notice; a second notice can only bring the end forward."""
+        """Give the notice; a second notice can only bring the machine's end forward."""
         deadline = now + notice_seconds
         if self._deadline is not None and self._deadline <= deadline:
             return
@@ -179,7 +179,7 @@ class Supervisor:
 
     def _start_boot(self, now: float) -> None:
         self._booted_at = now
-        # The state is written before the boot, so that it is RUNNING at the machine's first request.
+        # The state is written before the boot, so that it is already RUNNING at the machine's first request.
         state = msgspec.structs.replace(self.machine.state(), state=InstanceState.RUNNING)
         self.machine.write_state(state)
         self._form.boot()
@@ -193,7 +193,7 @@ def main(directory: Path) -> int:
     """Start the supervisor of the machine in ``directory`` and return when it is ready."""
     reader, writer = os.pipe()
     if os.fork():
-        # The caller waits for this process, so that it does not become a zombie.
+        # The caller waits for this process, so that this process does not become a zombie.
         os.close(writer)
         with os.fdopen(reader, "rb") as ready:
             return 0 if ready.read() else 1
@@ -208,7 +208,7 @@ def main(directory: Path) -> int:
             if is_ours:
                 _supervise(machine, writer)
                 return 1
-        # Another supervisor is starting, or another process has only checked the lock.
+        # Another supervisor is starting, or another process was only checking the lock.
         time.sleep(TICK_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Start the supervisor of a machine, and find this cloudspot for the machine's clean environment."""
+"""Start the supervisor of a machine, and locate this cloudspot for the machine's clean environment."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cloudspot.local.machines import MachineDirectory
 def start_supervisor(
     machine: MachineDirectory, *, python_path: str | None = None, held: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start the supervisor; return a process that ends with status 0 when it is ready, or 1 if it failed.
+    """Start the supervisor; return a process that exits with 0 once it is ready, or 1 if it failed.
 
-    The supervisor outlives this process. ``python_path`` is its PYTHONPATH, if it needs more than this
-    cloudspot; ``held`` are open files that it keeps open while it lives.
+    The supervisor outlives this process. ``python_path`` is the supervisor's PYTHONPATH, if it needs more
+    than this cloudspot; ``held`` are open files that it keeps open for its lifetime.
     """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
     path = python_path or node_python_path()
@@ -41,7 +41,7 @@ def start_supervisor(
 def node_python_path() -> str | None:
     """Return the PYTHONPATH with which this interpreter finds this cloudspot in a clean environment.
 
-    The result is None if cloudspot is installed for the interpreter, as usual.
+    The result is None if cloudspot is installed for the interpreter, which is usual.
     """
     from importlib import metadata  # slow to import, and only needed to boot a machine
 
@@ -54,6 +54,6 @@ def node_python_path() -> str | None:
     except metadata.PackageNotFoundError:
         return home
     if site.ENABLE_USER_SITE and Path(where).resolve() == Path(site.getusersitepackages()).resolve():
-        # A machine has its own HOME, so its user site differs from ours, which also has torch.
+        # A machine has its own HOME, so it does not see our user site, which also contains torch.
         return where
     return None

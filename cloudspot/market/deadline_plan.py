@@ -1,13 +1,15 @@
-"""The least expected cost of a job until its deadline, for each of its possible states; pure.
+"""The least expected cost of a job until its deadline, for each of its possible states.
 
-The job holds one of three things (nothing, on demand, spot), the market is in one of eight states (capacity
-or none, by age), and the job has some *slack*: the time to the deadline, minus the work left and the rest of
-the held machine's start. Waiting and each start use up slack; training does not. A job that always has the
-slack for one more start on demand cannot be late, so plans never go below that.
+This module does no I/O.
 
-The dynamic program is solved backwards from the deadline, for each state and slack, by the hazards of the
-market. Because slack, unlike work, stays constant while the job trains, the grid can be fine where it
-matters: near the length of one start.
+The job holds nothing, an on-demand machine or a spot machine; the market is in one of eight states (capacity
+or none, by age); and the job has some *slack*, which is the time to the deadline minus the remaining work and
+the rest of the held machine's start. Waiting and each start use up slack; training does not. A job that
+always has enough slack for one more start on demand cannot be late, so plans never go below that.
+
+The dynamic program is solved backwards from the deadline, for each state and slack, using the hazards of the
+market. Because slack, unlike work, remains constant while the job trains, the grid can be fine where
+precision matters: near the length of one start.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ NOTHING: Final = 0
 ON_DEMAND: Final = 1
 SPOT: Final = 2
 _LATE: Final = 1e4
-"""The cost of a state from which the deadline is missed even on demand."""
+"""The cost of a state from which even on-demand machines miss the deadline."""
 WAIT_PRICE: Final = 1e-3
-"""The cost of an hour of waiting, so that of two equally cheap plans the one that ends earlier is taken."""
+"""The cost of an hour of waiting, so that of two equally cheap plans the one that ends earlier is chosen."""
 _STEP_HOURS: Final = 0.1
 _MIN_STEPS: Final = 100
 _MAX_STEPS: Final = 600
 _SLACKS_A_START: Final = 4
-"""The points of the grid of slack within one start's length."""
+"""The number of grid points of slack within the length of one start."""
 
 
 @dataclass(frozen=True)
@@ -45,32 +47,32 @@ class Outlook:
     num_zones: int
     """The number of zones with spot machines."""
     elsewhere: float
-    """The probability of capacity in another zone when the job's own zone is lost."""
+    """The probability that another zone has capacity when the job's own zone loses it."""
     deadline_hours: float
     max_slack_hours: float
     start_hours: float
-    """The time in which a new machine is paid for and does not train yet."""
+    """The time during which a new machine is paid for but does not train yet."""
     move_hours: float
-    """The pause in training if the next machine has started before it takes over."""
+    """The pause in training if the next machine has already started when it takes over."""
     spot_price: float
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The least expected cost of every state, in hours on demand."""
+    """The least expected cost of every state, in on-demand hours."""
 
     outlook: Outlook
     step_hours: float
     slacks: Floats
-    """The grid, ascending; it includes 0 and the lengths of one and two starts."""
+    """The grid, in ascending order; it includes 0 and the lengths of one and two starts."""
     values: Floats
-    """Of shape [steps + 1, 3 holdings, 8 market states, slacks], from now to the deadline."""
+    """An array of shape [steps + 1, 3 holdings, 8 market states, slacks], from now to the deadline."""
     model: _Model
 
     def costs(
         self, hours: float, holding: NDArray[np.intp], market: NDArray[np.intp], slack: Floats
     ) -> Floats:
-        """Return the total cost of holding nothing, on-demand or spot next; of shape [3, N].
+        """Return the total cost of holding nothing, on-demand or spot next, as an array of shape [3, N].
 
         ``market`` is the age class of the market's state, plus ``NUM_AGES`` if there is capacity.
         """
@@ -97,7 +99,7 @@ def solve(outlook: Outlook) -> Plan:
     num_steps = int(np.clip(np.ceil(outlook.deadline_hours / _STEP_HOURS), _MIN_STEPS, _MAX_STEPS))
     step = outlook.deadline_hours / num_steps
     model = _Model(outlook, step)
-    # A start may reach beyond the deadline, where the cost is 0.
+    # A start may extend beyond the deadline, where the cost is 0.
     values = np.zeros((num_steps + model.num_start_steps + 1, 3, 2 * NUM_AGES, len(model.slacks)))
     for index in range(num_steps - 1, -1, -1):
         left = outlook.deadline_hours - index * step
@@ -122,13 +124,13 @@ class _Model:
         self._free, self._kept, self._lost = _transitions(outlook, step)
         self._has_capacity: Bools = np.repeat([False, True], NUM_AGES)[:, np.newaxis]
         is_safe = slacks >= outlook.start_hours - 1e-9
-        # A job that holds nothing, or a spot machine, needs the slack for one start.
+        # A job that holds nothing, or a spot machine, needs enough slack for one start.
         self._unsafe = np.where(is_safe, 0.0, _LATE)
 
     def choices(self, following: Floats, left: float) -> Floats:
         """Return the total cost of each choice: [3 choices, 3 holdings, 8 market states, slacks].
 
-        ``following`` holds the least cost one step later, two steps later and so on until a start is over;
+        ``following`` holds the least cost one step later, two steps later and so on until a start has ended;
         ``left`` is the time to the deadline in hours.
         """
         outlook, soon = self._outlook, following[0]
@@ -137,7 +139,7 @@ class _Model:
         nothing = self._free @ soon[NOTHING] + self._unsafe
         on_demand = self._free @ soon[ON_DEMAND] + run
         spot = self._kept @ soon[SPOT] + self._lost @ soon[NOTHING] + outlook.spot_price * run
-        # A machine bought beside the old one starts while that one still trains.
+        # A machine bought beside the old one starts while the old one still trains.
         beside = outlook.start_hours - outlook.move_hours
         costs[NOTHING, :] = self._wait(nothing) + WAIT_PRICE * self._step
         costs[ON_DEMAND, NOTHING] = self._start(on_demand)
@@ -150,7 +152,7 @@ class _Model:
         return costs
 
     def _started(self, following: Floats, shifts: Sequence[_Shift], spot: Floats) -> Floats:
-        """Return the cost of a start on spot, which may be lost in any step of the start."""
+        """Return the cost of starting on spot, where the machine may be lost in any step of the start."""
         if self.num_start_steps == 1:
             cost = shifts[-1](spot + self._unsafe)
         else:
@@ -181,7 +183,7 @@ class _Shift:
 
 
 def _grid(outlook: Outlook) -> Floats:
-    """Return slacks that are dense up to three starts, and then ever sparser."""
+    """Return slacks that are dense up to the length of three starts, and then increasingly sparse."""
     start, largest = outlook.start_hours, max(outlook.max_slack_hours, 4 * outlook.start_hours)
     fine = np.arange(0, 3 * _SLACKS_A_START + 1) * (start / _SLACKS_A_START)
     coarse = [fine[-1]]
@@ -193,7 +195,7 @@ def _grid(outlook: Outlook) -> Floats:
 
 
 def _transitions(outlook: Outlook, step: float) -> tuple[Floats, Floats, Floats]:
-    """Return the market's transitions in a step: all, those without and those with a loss of one's zone."""
+    """Return a step's market transitions: all, and those without and with a loss of the job's zone."""
     loss, gain = np.array(outlook.hazards.loss), np.array(outlook.hazards.gain)
     ages: Floats = np.append(np.diff((0.0, *AGE_EDGES_HOURS)), np.inf)
     older = 1 - np.exp(-step / ages)

@@ -1,4 +1,4 @@
-"""Ranges of a job's cost and end over many made-up markets; pure."""
+"""Ranges of a job's cost and end over many random markets. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Zone:
 
     hazards: Hazards
     price: float
-    """As a share of the on-demand price."""
+    """The price as a share of the on-demand price."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
-    """The results of the runs, in hours; ranges go from the 10th to the 90th percentile.
+    """The results of the runs, in hours; ranges extend from the 10th to the 90th percentile.
 
-    A bound is ``inf`` if the run at that percentile still waited when it was given up.
+    A bound is ``inf`` if the run at that percentile was still waiting when it was given up.
     """
 
     costs: tuple[float, float]
-    """In hours on demand."""
+    """The range of costs, in on-demand hours."""
     ends: tuple[float, float]
     on_demand: float
     """The mean time on demand."""
@@ -59,9 +59,9 @@ def play(
     badness: float,
     only_spot: bool,
 ) -> Ranges:
-    """Return the results of the policy; times are hours, and ``badness`` is as in ``Situation``.
+    """Return the results of the policy; times are in hours, and ``badness`` is defined in ``Situation``.
 
-    A job that takes ``only_spot`` machines is given up after five times its length plus a day.
+    A job that accepts ``only_spot`` machines is given up after five times its length plus a day.
     """
     horizon = 5 * length + 24 if only_spot else min(deadline, 3 * length + 4)
     tick = min(max(length / _TICKS_A_LENGTH, _MIN_TICK_HOURS), _MAX_TICK_HOURS)
@@ -82,7 +82,7 @@ def play(
     played = replay(
         np.concatenate(markets, axis=1), tick, job, _Player(policy, horizon, usual, badness), usual
     )
-    # The end and the cost of a spot-only job are open when it is given up.
+    # The end and the cost of a spot-only job are unknown if it was given up.
     is_open = only_spot & (played.ends > horizon)
     return Ranges(
         costs=_range(np.where(is_open, np.inf, played.costs)),
@@ -95,7 +95,7 @@ def play(
 
 @dataclass(frozen=True)
 class _Player:
-    """Wraps a policy so that every run ends and plans are made for one market only, which is far quicker."""
+    """Wraps a policy so that every run ends and plans are made for one market only, which is far faster."""
 
     policy: MarketPolicy
     horizon: float

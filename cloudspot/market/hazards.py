@@ -1,4 +1,7 @@
-"""The rates at which spot capacity is lost and returns, and the counts they are estimated from; pure."""
+"""The rates at which spot capacity is lost and returns, and the counts from which they are estimated.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 AGE_EDGES_HOURS: Final = (0.25, 1.0, 4.0)
-"""The bounds between age classes: a zone that has just changed is more likely to change again."""
+"""The boundaries between age classes: a zone that has just changed is more likely to change again."""
 NUM_AGES: Final = len(AGE_EDGES_HOURS) + 1
 OWN_WEIGHT_HOURS: Final = 2.0
-"""A zone is assumed to be like the others until it has been watched for about this long at an age."""
+"""A zone is assumed to resemble the others until it has been observed for about this long at an age."""
 
 _Counts = Annotated[tuple[float, ...], msgspec.Meta(min_length=NUM_AGES, max_length=NUM_AGES)]
 _ZERO: Final = (0.0,) * NUM_AGES
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """The observed changes of a market and the time watched, by the age of its state.
+    """The observed changes of a market and the time observed, by the age of its state.
 
-    Tallies add up: the tally of two jobs, or of two zones, is the sum of both.
+    Tallies can be added: the tally of two jobs, or of two zones, is the sum of both.
     """
 
     losses: _Counts = _ZERO
@@ -53,19 +56,19 @@ class Hazards(msgspec.Struct, frozen=True):
 
 
 def age_index(age_hours: float | NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the age class of each age, from 0 for the youngest."""
+    """Return the age class of each age, where 0 is the youngest."""
     return np.searchsorted(AGE_EDGES_HOURS, age_hours, side="right")
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """Return the sum."""
+    """Return the sum of the tallies."""
     return sum(tallies, Tally())
 
 
 def estimate(tally: Tally, prior: Hazards | None = None, weight_hours: float = OWN_WEIGHT_HOURS) -> Hazards:
-    """Return the hazards estimated from a tally, with the prior counted as ``weight_hours`` of observation.
+    """Return the hazards estimated from a tally; the prior counts as ``weight_hours`` of observation.
 
-    Without a prior, the mean of the state takes its place.
+    Without a prior, the mean over all ages of the state replaces it.
     """
     return Hazards(
         _rates(tally.losses, tally.up_hours, prior.loss if prior else None, weight_hours),
@@ -89,7 +92,7 @@ def _sum(left: Sequence[float], right: Sequence[float]) -> tuple[float, ...]:
 
 
 def tally_of(is_up: NDArray[np.bool_], tick_hours: float) -> Tally:
-    """Return the tally of one zone's trace, of shape [ticks]."""
+    """Return the tally of one zone's trace, which has the shape [ticks]."""
     changes: NDArray[np.intp] = np.flatnonzero(np.diff(is_up)) + 1
     newest: NDArray[np.intp] = np.zeros(len(is_up), int)
     newest[changes] = changes
@@ -113,7 +116,7 @@ def tally_of(is_up: NDArray[np.bool_], tick_hours: float) -> Tally:
 def expected_changes(
     rates: Sequence[float], ages_hours: NDArray[np.float64], hours: float | NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the expected number of changes from each age on, if the state continued for ``hours``."""
+    """Return the expected number of changes from each age on, if the state lasted for ``hours``."""
     edges = np.array((0.0, *AGE_EDGES_HOURS))
     sums = np.concatenate([[0.0], np.cumsum(np.diff(edges) * rates[:-1])])
 
@@ -125,7 +128,7 @@ def expected_changes(
 
 
 def changes_within(rates: Sequence[float], hours: float) -> float:
-    """Return the expected number of changes in the first ``hours`` of a state, if it continued."""
+    """Return the expected number of changes in the first ``hours`` of a state, if it lasted that long."""
     return float(expected_changes(rates, np.zeros(1), hours)[0])
 
 
@@ -150,10 +153,10 @@ def hours_until_change(
 
 
 def usual_elsewhere(hazards: Hazards, num_zones: int) -> float:
-    """Return the probability of capacity in another zone when one is lost.
+    """Return the probability that another zone has capacity when one zone loses it.
 
-    The exponent expresses that zones partly fail together. It fits one machine type in nine zones of a large
-    cloud in 2023 (skypilot-org/spot-traces; docs/market.md names the set).
+    The exponent reflects that zones partly fail together. It fits one machine type in nine zones of a large
+    cloud in 2023 (skypilot-org/spot-traces; docs/market.md names the data set).
     """
     up, down = mean_hours(hazards.loss).sum(), mean_hours(hazards.gain).sum()
     return float(1 - (down / (up + down)) ** ((num_zones - 1) ** 0.8))
@@ -178,5 +181,5 @@ DEFAULT: Final = estimate(
     )
 )
 """The hazards assumed for an unknown market, measured with one V100 machine in each of four zones of a large
-cloud in 7.4 days of April 2023. Source: github.com/skypilot-org/spot-traces, a set that docs/market.md
-names."""
+cloud over 7.4 days in April 2023. Source: github.com/skypilot-org/spot-traces; docs/market.md names the data
+set."""

@@ -11,16 +11,16 @@ from cloudspot.market.situation import Bools
 def made_up(
     hazards: Hazards, *, num_ticks: int, tick_hours: float, num_zones: int, num_runs: int, seed: int
 ) -> Bools:
-    """Return where there is capacity, of shape [ticks, zones, runs]; the zones are independent.
+    """Return whether there is capacity, as an array of shape [ticks, zones, runs]; the zones are independent.
 
-    Each zone begins in its long-term distribution. The same arguments give the same market.
+    Each zone starts from its long-term distribution. The same arguments give the same market.
     """
     chance = np.random.default_rng(seed)
     shape = (num_zones, num_runs)
     rates = np.array([hazards.gain, hazards.loss])
     hours = np.array([mean_hours(hazards.gain), mean_hours(hazards.loss)])
     is_up = chance.random(shape) < hours[1].sum() / hours.sum()
-    # The first ages are drawn in proportion to the mean time in each age class.
+    # Initial ages are drawn in proportion to the mean time in each age class.
     shares = hours.cumsum(axis=1) / hours.sum(axis=1, keepdims=True)
     index = (chance.random(shape)[..., np.newaxis] > shares[is_up.astype(int)]).sum(axis=-1)
     ages = np.array((0.0, *AGE_EDGES_HOURS))[index.clip(0, NUM_AGES - 1)]

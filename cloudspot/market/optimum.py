@@ -1,4 +1,7 @@
-"""The cost of a job if the market had been known beforehand: a bound that no policy can beat; pure."""
+"""The cost of a job if the market had been known in advance, a bound that no policy can beat.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,20 @@ from cloudspot.market.replay import SimulatedJob
 from cloudspot.market.situation import Bools, Floats
 
 _NUM_ROUNDS: Final = 16
-"""The number of prices of an hour of slack that are tried; most halve the interval with the best price."""
+"""The number of prices for an hour of slack that are tried; most of them halve the interval that contains the
+best price."""
 
 
 def optimum(is_up: Bools, tick_hours: float, job: SimulatedJob) -> Floats:
-    """Return the least cost of each run, in hours on demand; ``is_up`` is as in ``replay``.
+    """Return the least cost of each run, in on-demand hours; ``is_up`` is as in ``replay``.
 
     The bound is the Lagrange dual of the exact problem: slack (for waiting and for starts) has a price, its
-    use at that price is optimal, and the price is chosen for the highest bound. The bound is never above the
-    exact optimum. In jobs of half a day it was lower by 1 % in the mean with starts of 15 minutes, and by 2 %
-    with starts of 30; for longer jobs the difference is smaller.
+    use at that price is optimal, and the price is chosen so that the bound is highest. The bound is never
+    above the exact optimum. In jobs of half a day it was lower by 1 % on average with starts of 15 minutes,
+    and by 2 % with starts of 30 minutes; for longer jobs the difference is smaller.
     """
     num_runs = is_up.shape[2]
-    # The deadline is rounded up to whole ticks, which keeps the bound: more time never costs more.
+    # The deadline is rounded up to whole ticks, which keeps the bound valid: more time never costs more.
     num_ticks = int(np.ceil(job.deadline / tick_hours - 1e-9))
     slack = num_ticks * tick_hours - job.length
     # An hour of slack is worth more if it has room for more starts, each of which may win hours on spot.
@@ -41,7 +45,7 @@ def optimum(is_up: Bools, tick_hours: float, job: SimulatedJob) -> Floats:
 def _cheapest(
     is_up: Bools, num_ticks: int, tick_hours: float, job: SimulatedJob, slack_price: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the least cost of each run with slack at this price, and the slack that it uses."""
+    """Return the least cost of each run if slack has this price, and the slack that the run uses."""
     num_known, num_zones, num_runs = is_up.shape
     # There is one row for each holding: nothing, on-demand, and each zone.
     costs = np.full((2 + num_zones, num_runs), np.inf)

@@ -1,4 +1,4 @@
-"""Market policies from plugins: their base class, and the check of their choices."""
+"""Market policies from plugins: their base class, and the validation of their choices."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from cloudspot.registry import policy_maker
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The options type of a policy without options."""
+    """The options type of a policy that has no options."""
 
 
 class PluginPolicy(Guarded, ABC):
     """The base class of a policy that the hook ``cloudspot_market_policy`` returns.
 
-    A driver asks it at each launch, and about once a minute while the job trains. Several drivers on
-    different computers may ask at once, so its choice must depend only on its options and the situation.
+    A driver calls it at each launch, and about once a minute while the job trains. Several drivers on
+    different computers may call it at once, so its choice must depend only on its options and the situation.
     """
 
     name: ClassVar[str]
-    """The name in ``spot.policy`` and of the entry point."""
+    """The name in ``spot.policy`` and in the entry point."""
     options_type: ClassVar[type[msgspec.Struct]] = NoOptions
-    """The type of the table ``[spot.options]``; all its fields have defaults."""
+    """The type of the table ``[spot.options]``; all its fields must have defaults."""
 
     def __init__(self, usual: Hazards, options: Any) -> None:
-        """Keep the usual hazards and the options. Does no I/O."""
+        """Keep the usual hazards and the options. This does no I/O."""
         self.usual = usual
         self.options = options
 
@@ -44,9 +44,10 @@ class PluginPolicy(Guarded, ABC):
     def choose(self, situation: Situation) -> Ints:
         """Return the choice, as ``MarketPolicy.choose`` does.
 
-        A driver asks about one run, a simulation about many at once. With ``NOTHING``, a job without machines
-        waits, and a job with machines keeps them. A choice of on-demand instead of spot, or the reverse,
-        moves the nodes, at most once in 15 minutes. Spot in another zone than the held one changes nothing.
+        A driver passes one run, a simulation many at once. If the choice is ``NOTHING``, a job without
+        machines waits, and a job with machines keeps them. A change from spot to on-demand, or the reverse,
+        moves the nodes, at most once in 15 minutes. Choosing spot in a zone other than the held one changes
+        nothing.
         """
 
 
@@ -55,7 +56,7 @@ def plugin_policy(name: str, options: Mapping[str, object], usual: Hazards) -> M
 
     Raises:
         PluginError: no plugin has this policy, or the policy is broken.
-        SpecError: the policy's options are wrong.
+        SpecError: the policy's options are invalid.
     """
 
     def make(class_: type[PluginPolicy]) -> PluginPolicy:
@@ -81,7 +82,7 @@ class _Checked:
     policy: PluginPolicy
 
     def choose(self, situation: Situation) -> Ints:
-        """Return the policy's choice, checked."""
+        """Return the policy's choice after validating it."""
         chosen = np.asarray(self.policy.choose(situation))
         held, num_zones = situation.held, len(situation.is_up)
         if chosen.shape != held.shape or chosen.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""The built-in market policies: simple rules, and a plan for the deadline; pure."""
+"""The built-in market policies: simple rules, and a plan for the deadline. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ELSEWHERE = (0.0, 0.3, 0.55, 0.75, 0.9, 1.0)
 LOG_BADNESS = (-1.5, 0.0, 1.5)
 """The values of ``badness`` for which plans are made, as binary logarithms."""
 MAX_ZONES = 9
-"""The greatest number of zones that counts for the return of capacity; more were not measured."""
+"""The maximum number of zones that counts for the return of capacity; larger numbers were not measured."""
 OUTLOOK_HOURS = 8.0
 """The period over which zones are compared by their expected losses."""
 
 
 @dataclass(frozen=True)
 class OnDemand:
-    """Takes only on-demand machines."""
+    """Chooses only on-demand machines."""
 
     def choose(self, situation: Situation) -> Ints:
         """Return on-demand."""
@@ -33,12 +33,12 @@ class OnDemand:
 
 @dataclass(frozen=True)
 class Greedy:
-    """Takes spot whenever there is some, and otherwise waits, until only on-demand can meet the deadline."""
+    """Chooses spot whenever it is available, and else waits until only on-demand meets the deadline."""
 
     hazards: Hazards
 
     def choose(self, situation: Situation) -> Ints:
-        """Return spot, or nothing."""
+        """Return spot, or ``NOTHING``."""
         zones = best_zones(situation, self.hazards)
         held = situation.held
         return _in_time(situation, np.where(held == NOTHING, zones, held))
@@ -46,14 +46,14 @@ class Greedy:
 
 @dataclass(frozen=True)
 class SpotThenOnDemand:
-    """Takes on-demand when there has been no spot for a while, and goes back to spot when that pays."""
+    """Chooses on-demand when spot was unavailable for a while; returns to spot when that pays off."""
 
     hazards: Hazards
     max_wait: float
     """Hours."""
 
     def choose(self, situation: Situation) -> Ints:
-        """Return spot if there is some; else the held machine, or on-demand after the wait."""
+        """Return spot if it is available; otherwise the held machine, or on-demand after the wait."""
         zones, held = best_zones(situation, self.hazards), situation.held
         without = np.where(situation.idle_hours >= self.max_wait, ON_DEMAND, NOTHING)
         without = np.where(zones != NOTHING, zones, without)
@@ -63,16 +63,17 @@ class SpotThenOnDemand:
 
 @dataclass(frozen=True)
 class UniformProgress:
-    """Keeps the work done in proportion to the time passed: "Can't Be Late" (NSDI 2024), section 4.
+    """Keeps the work done in proportion to the time passed; see "Can't Be Late" (NSDI 2024), section 4.
 
-    Spot is taken whenever there is some, and held until it is lost. Without spot, on-demand is taken when the
-    job is behind that line, and left again when the job is ahead of it by two starts and there is spot.
+    Spot is chosen whenever it is available, and held until it is lost. Without spot, on-demand is chosen when
+    the job is behind schedule, and released when the job is two starts ahead of schedule and spot is
+    available.
     """
 
     hazards: Hazards
 
     def choose(self, situation: Situation) -> Ints:
-        """Return the choice that keeps the job on the line."""
+        """Return the choice that keeps the job on schedule."""
         pace = situation.length / situation.deadline
         done = situation.length - situation.work_left
         zones, held = best_zones(situation, self.hazards), situation.held
@@ -90,7 +91,7 @@ class Deadline:
     hazards: Hazards
 
     def choose(self, situation: Situation) -> Ints:
-        """Return the cheapest choice that keeps the slack for a start on demand."""
+        """Return the cheapest choice that keeps enough slack for a start on demand."""
         zones, held = best_zones(situation, self.hazards), situation.held
         zone = np.where(held >= 0, held, zones)
         age = np.take_along_axis(situation.ages, np.maximum(zone, 0)[np.newaxis], axis=0)[0]
@@ -106,10 +107,11 @@ class Deadline:
         return np.take_along_axis(choices, found[np.newaxis], axis=0)[0]
 
     def _costs(self, situation: Situation, holding: Ints, market: Ints) -> Floats:
-        """Return the total cost of each choice, of shape [3, N], interpolated between plans."""
+        """Return the total cost of each choice, as an array of shape [3, N], interpolated between plans."""
         totals = np.zeros((3, len(holding)))
         several = len(situation.is_up) > 1
-        # Zones fail one after the other, so a zone that is up at another's loss may not last for a start.
+        # Zones fail one after another, so a zone that is up when another one is lost may not last for a whole
+        # start.
         lasting = situation.elsewhere**2
         for elsewhere, likely in _nearest(lasting, ELSEWHERE if several else (0.0, 1.0)):
             for log_badness, weight in _nearest(np.log2(situation.badness), LOG_BADNESS):
@@ -131,7 +133,7 @@ class Deadline:
                 max_slack_hours=max(0.0, situation.deadline - situation.length),
                 start_hours=situation.start_hours,
                 move_hours=situation.move_hours,
-                # The price is rounded so that small changes do not require another plan.
+                # The price is rounded so that small changes do not require a new plan.
                 spot_price=round(float(situation.prices.min(axis=0).mean()), 3),
             )
         )
@@ -145,9 +147,9 @@ def _nearest(values: Floats, grid: Sequence[float]) -> Iterator[tuple[float, Flo
 
 
 def best_zones(situation: Situation, hazards: Hazards) -> Ints:
-    """Return for each run the cheapest zone that is up, with the cost of starts after losses.
+    """Return, for each run, the cheapest zone that is up, including the cost of starts after losses.
 
-    The result is ``NOTHING`` where no zone is up.
+    The result is ``NOTHING`` if no zone is up.
     """
     losses = situation.loss_factors * expected_changes(hazards.loss, situation.ages, OUTLOOK_HOURS)
     cost = situation.prices * (1 + situation.start_hours * losses / OUTLOOK_HOURS)
@@ -156,11 +158,11 @@ def best_zones(situation: Situation, hazards: Hazards) -> Ints:
 
 
 def return_pays(situation: Situation, zones: Ints, hazards: Hazards) -> Bools:
-    """Return where the return from on-demand to spot in these zones pays; False for ``NOTHING``.
+    """Return for which runs a return to spot in these zones pays off; False for ``NOTHING``.
 
-    It saves the difference of the prices until the expected loss of the machine or the end of the job. It
-    costs a start, which is paid beside on-demand or pauses the training, and another start if the machine is
-    lost.
+    Returning saves the price difference until the expected loss of the machine or the end of the job. It
+    costs a start, which either is paid in addition to on-demand or pauses the training, and another start if
+    the machine is lost.
     """
     picked, runs = zones.clip(0), np.arange(len(zones))
     price, age = situation.prices[picked, runs], situation.ages[picked, runs]

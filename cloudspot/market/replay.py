@@ -1,4 +1,4 @@
-"""Replay a policy in markets that are known beforehand, tick by tick, for many runs at once; pure."""
+"""Replay a policy in known markets, tick by tick, for many runs at once. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ UNKNOWN_AGE_HOURS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedJob:
-    """A job; times are hours, and prices are shares of the on-demand price."""
+    """A job; times are in hours, and prices are shares of the on-demand price."""
 
     length: float
-    """How long it trains on machines that are never reclaimed."""
+    """How long it would train on machines that are never reclaimed."""
     deadline: float
     overhead: float
-    """The time before a new machine trains, also after a move."""
+    """The time before a new machine trains, including after a move."""
     spot_price: float | Floats
-    """One price, or an array of shape [Z, 1] with a price for each zone."""
+    """A single price, or an array of shape [Z, 1] with a price for each zone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class Replay:
     """The results of each run; arrays are of shape [N]."""
 
     costs: Floats
-    """In hours on demand."""
+    """The costs in on-demand hours."""
     ends: Floats
-    """Hours since the run began."""
+    """The end of each run, in hours since it began."""
     spot_hours: Floats
     on_demand_hours: Floats
     starts: Ints
@@ -91,10 +91,10 @@ class _Watch:
 def replay(
     is_up: Bools, tick_hours: float, job: SimulatedJob, policy: MarketPolicy, usual: Hazards
 ) -> Replay:
-    """Return the results of the policy; ``is_up`` is of shape [ticks, zones, runs], from each run's begin on.
+    """Return the results of the policy; ``is_up`` has shape [ticks, zones, runs], from each run's start on.
 
-    A machine that is lost has delivered all its training. After the last tick there is no capacity. ``usual``
-    are the hazards with which a run compares its observations.
+    A machine that is lost has already delivered all its training. After the last tick there is no capacity.
+    ``usual`` gives the hazards with which a run compares its observations.
 
     Raises:
         ValueError: the policy chose a zone without capacity.

@@ -1,4 +1,4 @@
-"""Simulate the cost and the end of a job under each policy, over many runs; pure."""
+"""Simulate the cost and the end of a job under each policy, over many runs. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ OPTIMUM: Final = "optimum"
 class Outcome:
     """The results of a policy's runs: means, and the range from the 10th to the 90th percentile.
 
-    Costs are shares of the cost on demand. Fields are None for ``optimum``, which is only a bound.
+    Costs are shares of the on-demand cost. ``optimum``, which is only a bound, leaves the optional fields
+    None.
     """
 
     mean_cost: float
@@ -39,7 +40,7 @@ class Outcome:
 
 
 def policies(hazards: Hazards, max_wait_hours: float) -> Mapping[str, MarketPolicy]:
-    """Return the policies by their names."""
+    """Return the policies by name."""
     return {
         "on-demand": OnDemand(),
         "greedy": Greedy(hazards),
@@ -50,7 +51,7 @@ def policies(hazards: Hazards, max_wait_hours: float) -> Mapping[str, MarketPoli
 
 
 def num_ticks_needed(job: SimulatedJob, tick_hours: float) -> int:
-    """Return the most ticks of a market that a run uses: those to the deadline, and two starts."""
+    """Return the maximum number of market ticks that a run uses: those to the deadline, and two starts."""
     return int(np.ceil((job.deadline + 2 * job.overhead) / tick_hours - 1e-9)) + 1
 
 

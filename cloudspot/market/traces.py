@@ -19,11 +19,11 @@ _NUM_LOOKS_AT_LEAST = 2
 
 class _Metadata(msgspec.Struct, frozen=True):
     gap_seconds: Annotated[float, msgspec.Meta(ge=1.0, le=86400.0)]
-    """The least value is 1, because a finer gap makes more ticks than fit into memory."""
+    """The minimum is 1, because a finer gap creates more ticks than fit into memory."""
 
 
 class _File(msgspec.Struct, frozen=True):
-    """The parts of a file that are read; it may have others, such as prices."""
+    """The parts of a file that are read; the file may contain others, such as prices."""
 
     metadata: _Metadata
     data: Annotated[list[Annotated[float, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=_NUM_LOOKS_AT_LEAST)]
@@ -31,7 +31,7 @@ class _File(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Market:
-    """Zones that were watched at the same moments."""
+    """Zones that were observed at the same times."""
 
     is_up: Bools
     """Whether there was capacity, of shape [ticks, zones]."""
@@ -39,15 +39,15 @@ class Market:
 
     @property
     def hours(self) -> float:
-        """How long the zones were watched."""
+        """How long the zones were observed."""
         return len(self.is_up) * self.tick_hours
 
 
 def read_market(paths: Sequence[Path], *, num_nodes: int = 1) -> Market:
-    """Return the market of these files, one zone each, with capacity where ``num_nodes`` machines were free.
+    """Return the market in these files, one zone each; capacity means that ``num_nodes`` machines were free.
 
-    All files begin at the same moment, and the market ends with the shortest. If their intervals differ, the
-    shortest is the tick, and each observation holds until the next.
+    All files begin at the same time, and the market ends with the shortest file. If their intervals differ,
+    the shortest interval is the tick, and each observation holds until the next.
 
     Raises:
         SpecError: a file cannot be read or is not a trace.
@@ -61,7 +61,7 @@ def read_market(paths: Sequence[Path], *, num_nodes: int = 1) -> Market:
 
 
 def _looks(trace: _File, seconds: Floats) -> Ints:
-    """Return the index of the newest look at each moment."""
+    """Return the index of the newest observation at each time."""
     found: Ints = (seconds / trace.metadata.gap_seconds + 1e-9).astype(int)
     return found
 
@@ -73,16 +73,16 @@ def _read(path: Path) -> _File:
         raise SpecError(f"cannot read {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SpecError(
-            f'{path} is not a trace, {{"metadata": {{"gap_seconds": N}}, "data": [...]}}: {error}'
+            f'{path} is not a trace of the form {{"metadata": {{"gap_seconds": N}}, "data": [...]}}: {error}'
         ) from error
     return trace
 
 
 def windows(market: Market, *, num_ticks: int, num_runs: int, seed: int) -> Bools:
-    """Return the markets of runs that begin at random places, of shape [ticks, zones, runs].
+    """Return markets for runs that begin at random places in the recording, of shape [ticks, zones, runs].
 
-    No two runs begin at the same place. There are fewer runs than ``num_runs`` if the market has fewer places
-    followed by ``num_ticks`` ticks. The same arguments give the same places.
+    No two runs begin at the same place. There are fewer than ``num_runs`` runs if fewer places in the
+    recording are followed by ``num_ticks`` ticks. The same arguments give the same places.
     """
     num_places = len(market.is_up) - num_ticks + 1
     assert num_places > 0, "the caller has compared the lengths"

@@ -1,4 +1,4 @@
-"""Keep a service's answers for a while, for plugins that need them more often than they change."""
+"""Cache a service's answers for a while, for plugins that need them more often than they change."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any, Final, TypeVar
 Answer = TypeVar("Answer")
 
 FACTS_SECONDS: Final = 3600.0
-"""How long images, networks, machine types and list prices are kept."""
+"""How long images, networks, machine types and list prices are cached."""
 
 
 class AnswerCache:
-    """Answers by key, each with its own lifetime. Thread-safe: only one of concurrent callers asks."""
+    """Answers by key, each with its own lifetime.
+
+    Thread-safe: if several callers need the same answer at once, only one of them requests it.
+    """
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -22,7 +25,7 @@ class AnswerCache:
         self._kept: dict[Hashable, tuple[Any, float]] = {}
 
     def get(self, key: Hashable, ask: Callable[[], Answer], *, seconds: float = FACTS_SECONDS) -> Answer:
-        """Return the answer if it is younger than ``seconds``, else call ``ask``; failures are not kept."""
+        """Return the answer if it is younger than ``seconds``, else call ``ask``; failures are not cached."""
         with self._lock:
             kept = self._kept.get(key)
             if kept is None or self._monotonic() >= kept[1]:
@@ -32,7 +35,7 @@ class AnswerCache:
             return answer
 
     def shorten(self, key: Hashable, *, seconds: float) -> None:
-        """Keep an answer for at most this long from now."""
+        """Keep an answer for at most ``seconds`` from now."""
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:

@@ -1,4 +1,4 @@
-"""Read numbers and times in a service's answers, and check their bounds before they are used."""
+"""Read numbers and times from a service's answers, and check their bounds before they are used."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cloudspot.errors import TransientError
 
 MAX_DIGITS: Final = 100
 UNREADABLE: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""The errors raised by us or an SDK when an answer does not have its documented form, or is nested too deeply
+"""The errors that we or an SDK raise if an answer lacks its documented form or is nested too deeply
 (``RecursionError`` is a RuntimeError)."""
 
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Raise TransientError, beginning with ``what``, if an answer does not have its documented form."""
+    """Raise TransientError, beginning with ``what``, if an answer lacks its documented form."""
     try:
         yield
     except UNREADABLE as error:
@@ -27,12 +27,12 @@ def readable(what: str) -> Iterator[None]:
 
 
 def unreadable(what: str) -> TransientError:
-    """Return the error for an answer that does not have its documented form."""
+    """Return the error for an answer that lacks its documented form."""
     return TransientError(f"{what}: the answer cannot be read")
 
 
 def number(value: object, *, most: float) -> float | None:
-    """Return a foreign value, or its text, as a number from 0 to ``most``; None if it is not one.
+    """Return a foreign value, or its text, as a number from 0 to ``most``; None if it is no such number.
 
     This is stricter than ``float``, which also accepts "nan", "inf" and underscores.
     """
@@ -52,9 +52,9 @@ def price(value: object) -> float | None:
 
 
 def moment(value: object) -> datetime | None:
-    """Return the time in an answer, a datetime or its ISO form, in UTC; None if the value is not a time.
+    """Return the time in an answer (a datetime or its ISO form) in UTC; None if the value is not a time.
 
-    A time without a time zone is in UTC. Times before 1970 and from 2200 on give None.
+    A time without a time zone counts as UTC. Times before 1970 or from 2200 on give None.
     """
     try:
         at = (
@@ -69,6 +69,6 @@ def moment(value: object) -> datetime | None:
 
 
 def moment_of(seconds: object) -> datetime | None:
-    """Return the time for a number of seconds since 1970, or None if the value is not possible."""
+    """Return the time for a number of seconds since 1970, or None if the number is out of bounds."""
     found = number(seconds, most=LATEST.timestamp() - 1)
     return None if found is None else datetime.fromtimestamp(found, timezone.utc)

@@ -1,6 +1,7 @@
-"""Requests to a provider's API as they were made and answered, told to an observer in this process.
+"""Report requests to a provider's API, with their answers, to an observer in this process.
 
-A plugin passes them on with its SDK's own hooks, and only while there is an observer. Nothing is kept here.
+A plugin reports them through its SDK's own hooks, and only while there is an observer. This module stores
+nothing.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import msgspec
 
 
 class ApiExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """One request and its answer, unmasked: they may hold names and secrets."""
+    """One request and its answer, unmasked: they may contain names and secrets."""
 
     service: str
     """The service's name in the SDK."""
     action: str
-    """The operation, such as ``RunInstances``, or the HTTP method and path where operations have no names."""
+    """The operation, such as ``RunInstances``, or the HTTP method and path for services without named
+    operations."""
     request: Any
-    """The parameters as JSON values; bytes, streams and times may be among them."""
+    """The parameters as JSON values, which may also include bytes, streams and times."""
     answer: Any
-    """The answer's body, in the same form, or None if it has none."""
+    """The answer's body, in the same form, or None if the answer has no body."""
     status: int
     """The HTTP status, or 0 if there was no answer."""
     code: str
@@ -35,19 +37,19 @@ _observers: list[Observer] = []
 
 
 def observe(observer: Observer) -> None:
-    """Call ``observer`` with each exchange of clients that are made from now on, in the thread that made it.
+    """Call ``observer`` with each exchange of clients that are made from now on, in the exchange's thread.
 
-    For the life of the process. An observer must not raise.
+    This lasts for the life of the process. An observer must not raise.
     """
     _observers.append(observer)
 
 
 def is_observed() -> bool:
-    """Return whether somebody observes."""
+    """Return whether there is an observer."""
     return bool(_observers)
 
 
 def tell(exchange: ApiExchange) -> None:
-    """Hand an exchange to the observers."""
+    """Pass an exchange to the observers."""
     for observer in _observers:
         observer(exchange)

@@ -32,18 +32,18 @@ from cloudspot.plugin.sdkerrors import SdkErrors
 
 
 class RangeBeyondEnd(CloudspotError):
-    """The requested range begins at the object's end or beyond it."""
+    """The requested range begins at or after the object's end."""
 
 
 class NotTold(Exception):
-    """An answer lacks data that the cloud sends with each answer of its kind, so it is not the cloud's."""
+    """An answer lacks data that the cloud includes in every answer of its kind, so it is not the cloud's."""
 
 
 class Listed(NamedTuple):
     """An object in a listing."""
 
     name: str
-    """The object's name in the bucket: the store's prefix and the key."""
+    """The object's name in the bucket, which is the store's prefix followed by the key."""
     size: int
     modified_at: datetime
     etag: str = ""
@@ -51,66 +51,66 @@ class Listed(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """An upload in parts that is neither complete nor aborted."""
+    """An upload in parts that is neither completed nor aborted."""
 
     name: str
-    """The name in the bucket of the object that it will become."""
+    """The name in the bucket of the object that the upload will become."""
     id: str
     begun_at: datetime
 
 
 class Described(NamedTuple):
-    """A bucket's metadata of an object."""
+    """The bucket's metadata about an object."""
 
     size: int
     modified_at: datetime
     writer: str
-    """The writer named by its upload; "" if there is none."""
+    """The writer that the object's upload named; "" if it named none."""
     etag: str = ""
     """See ``ObjectMeta``."""
 
 
 class Body(Protocol):
-    """The bytes of an answer, as they come from the socket."""
+    """The bytes of an answer, as they arrive from the socket."""
 
     def read(self, size: int, /) -> bytes:
-        """Return up to ``size`` bytes; none at the end."""
+        """Return up to ``size`` bytes, or none at the end."""
         ...
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill the buffer with the bytes available, and return their number."""
+        """Fill the buffer with the available bytes, and return their number."""
         ...
 
     def close(self) -> None:
-        """Give the connection back, or close it if the body was not read to its end."""
+        """Return the connection to its pool, or close it if the body was not read to its end."""
         ...
 
 
 def accept(data: memoryview) -> None:
-    """Accept bytes that came without a checksum."""
+    """Accept bytes that arrived without a checksum."""
 
 
 class Chunks:
     """The body of an answer for which an SDK returns an iterator of pieces instead of a file."""
 
     def __init__(self, pieces: Iterable[bytes], close: Callable[[], None] = lambda: None) -> None:
-        """Take the pieces, none of which is empty, and the function that frees the connection."""
+        """Take the pieces, none of which may be empty, and the function that releases the connection."""
         self._pieces = iter(pieces)
         self._close = close
         self._rest = memoryview(b"")
 
     def read(self, size: int, /) -> bytes:
-        """Return up to ``size`` bytes; none at the end."""
+        """Return up to ``size`` bytes, or none at the end."""
         return bytes(self._next(size))
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the buffer from the present piece, and return the number of bytes."""
+        """Fill the buffer from the current piece, and return the number of bytes."""
         piece = self._next(len(buffer))
         buffer[: len(piece)] = piece
         return len(piece)
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Release the connection."""
         self._close()
 
     def _next(self, size: int) -> memoryview:
@@ -126,29 +126,30 @@ class Download:
 
     body: Body
     num_bytes: int | None
-    """The length of the body, or None if the answer does not have it."""
+    """The length of the body, or None if the answer does not state it."""
     is_partial: bool
-    """Whether the answer is the requested range, and not the whole object."""
+    """Whether the body is the requested range rather than the whole object."""
     verify: Callable[[memoryview], None] = accept
     """Compares the bytes with the checksum in the answer; raises TransientError if they differ."""
 
 
 class Bucket(ABC):
-    """One bucket and the prefix in it. Thread-safe.
+    """One bucket and the store's prefix in it. Thread-safe.
 
-    A plugin implements the requests. Each makes one attempt with the client that it is given, and raises the
-    SDK's errors, which this class translates. Names are those in the bucket, with the store's prefix.
+    A plugin implements the requests. Each request makes one attempt with the client that it is given, and
+    raises the SDK's errors, which this class translates. Names are the object names in the bucket, including
+    the store's prefix.
 
     ``BucketStore`` constructs it as ``bucket_type(url, clients, sleep)``. So a subclass needs a constructor
-    that passes on ``url`` and ``sleep``, and keeps ``clients``, which is the store's argument (None stands
-    for the environment's clients)::
+    that passes on ``url`` and ``sleep``, and keeps ``clients``, which is the store's argument (None means the
+    environment's clients)::
 
         def __init__(self, url: str, clients: MyClients | None, sleep: Callable[[float], None]) -> None:
             super().__init__(url, sleep)
             self._clients = clients or MyClients()
 
-    Each request has a verb, which is used in messages and ``rights``: ``list``, ``read`` (``head`` and
-    ``download``), ``write``, ``create`` (a write with the condition that the object does not exist),
+    Each request has a verb, which messages and ``rights`` use: ``list``, ``read`` (for ``head`` and
+    ``download``), ``write``, ``create`` (a write on the condition that the object does not exist),
     ``delete``, ``sign for``, ``list uploads of``, and any verbs of the plugin.
     """
 
@@ -162,15 +163,15 @@ class Bucket(ABC):
     rights: ClassVar[Mapping[str, str]]
     """The permission that each verb needs; messages name it if it is missing."""
     deletes_many: ClassVar[bool] = False
-    """Whether ``delete_names`` removes many objects with one request."""
+    """Whether ``delete_names`` removes many objects in one request."""
     lists_by_token: ClassVar[bool] = False
-    """Whether the service continues a listing only from its own token, so that ``list_names`` may ignore
+    """Whether the service continues a listing only from its own token, so that ``list_names`` can ignore
     ``after``."""
     how_to_create: ClassVar[str]
     """The shell command that creates a bucket, up to the bucket's name."""
 
     def __init_subclass__(cls) -> None:
-        """Wrap the class's requests so that an answer that they cannot read raises NotTold."""
+        """Wrap the class's requests so that an unreadable answer raises NotTold."""
         super().__init_subclass__()
         for name in ("connect", "head", "download", "list_names", "list_uploads", "delete_names"):
             if name in cls.__dict__:
@@ -192,15 +193,15 @@ class Bucket(ABC):
 
     @abstractmethod
     def connect(self) -> Any:
-        """Return the client for all requests; it is called once, at first use."""
+        """Return the client for all requests; this is called once, at first use."""
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
-        """Return the class of error that an SDK's error means for a store, or None if it has no such meaning.
+        """Return the error class that corresponds to an SDK's error in a store, or None if there is none.
 
         The classes are ObjectExists (only for the verb ``create``), ObjectMissing, StoreMissing (the service
-        reports that there is no such bucket), SpecError (there seems to be none), UploadGone, Passing
-        (nothing was done), RangeBeyondEnd, StoreRefused (the server lacks the function) and AuthError (a
-        permission is missing).
+        reports that the bucket does not exist), SpecError (the bucket seems not to exist), UploadGone,
+        Passing (nothing was done), RangeBeyondEnd, StoreRefused (the server lacks the function) and AuthError
+        (a permission is missing).
         """
         code = self.errors.code_of(error)
         if code in self.errors.throttled:
@@ -208,7 +209,7 @@ class Bucket(ABC):
         return AuthError if code in self.errors.denied else self.kinds.get(code)
 
     def translation(self, error: Exception, what: str) -> CloudspotError:
-        """Return the plugin's usual translation of an SDK's error, with ``what`` before the reason."""
+        """Return the plugin's usual translation of an SDK's error; its message begins with ``what``."""
         return self.errors.translation(error, what)
 
     @abstractmethod
@@ -217,16 +218,16 @@ class Bucket(ABC):
 
     @abstractmethod
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
-        """Begin to read the object, or its bytes from the first to the last of ``span``, both included."""
+        """Start reading the object, or its bytes from the first to the last of ``span``, both inclusive."""
 
     @abstractmethod
     def list_names(
         self, client: Any, prefix: str, *, after: str | None, token: str | None, limit: int
     ) -> tuple[Sequence[Listed], str | None]:
-        """Return a page of names after ``after``, in the order of their bytes, and the next page's token.
+        """Return a page of names that come after ``after``, in byte order, and the next page's token.
 
-        The token of the last page is None; a page may be empty without being the last. ``token`` comes from
-        an empty page with the same arguments, or, with ``lists_by_token``, from the previous page.
+        The last page's token is None; a page may be empty without being the last. ``token`` comes from an
+        empty page with the same arguments or, if ``lists_by_token``, from the previous page.
         """
 
     @abstractmethod
@@ -234,27 +235,27 @@ class Bucket(ABC):
         """Remove the object; ObjectMissing is no error."""
 
     def delete_names(self, client: Any, names: Sequence[str]) -> None:
-        """Remove up to a thousand objects, of which some may be missing; raise an error if any is left."""
+        """Remove up to a thousand objects, some of which may be missing; raise an error if any remain."""
         raise NotImplementedError
 
     def disconnect(self, client: Any) -> None:  # noqa: B027 (not every SDK needs it)
-        """Close the client's connections; by default they are closed at the end of the process."""
+        """Close the client's connections; by default they are closed when the process ends."""
 
     @abstractmethod
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         """Return a URL that reads the object and is valid for ``seconds``."""
 
     def sign_link(self, client: Any, name: str, seconds: int, media_type: str) -> LinkResult:
-        """Return a URL by which a browser shows the object as ``media_type``; see ``ObjectStore.link``.
+        """Return a URL with which a browser shows the object as ``media_type``; see ``ObjectStore.link``.
 
-        The default is for clouds without such URLs.
+        The default suits clouds without such URLs.
         """
-        raise CloudspotError(f"{self.url} has no links that a browser shows")
+        raise CloudspotError(f"{self.url} cannot make links that a browser can show")
 
     def list_uploads(self, client: Any) -> Sequence[Begun]:
-        """Return the uploads below the prefix that are neither complete nor aborted.
+        """Return the uploads below the prefix that are neither completed nor aborted.
 
-        The default is for clouds in which they expire and cost nothing.
+        The default suits clouds where such uploads expire and cost nothing.
         """
         return ()
 
@@ -265,7 +266,7 @@ class Bucket(ABC):
     # --- used by a plugin -------------------------------------------------------------------------
 
     def full(self, key: str) -> str:
-        """Return the key's name in the bucket; raise ValueError if it is not a key."""
+        """Return the key's name in the bucket; raise ValueError if the key is invalid."""
         check_key(key)
         return self.prefix + key
 
@@ -287,14 +288,14 @@ class Bucket(ABC):
             ) from missing
 
     def close(self) -> None:
-        """Call the plugin's ``disconnect`` if it has connected."""
+        """Call the plugin's ``disconnect`` if a client was made."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
             self.disconnect(client)
 
     def ask(self, verb: str, key: str, call: Callable[[Any], T]) -> T:
-        """Return the result of ``call`` for the client; it is called again if nothing was done."""
+        """Return the result of ``call`` with the client; ``call`` is repeated if the service did nothing."""
 
         def attempt() -> T:
             with self.asking(verb, key) as client:
@@ -303,7 +304,7 @@ class Bucket(ABC):
         return retry(attempt, sleep=self.sleep, kind=Passing)
 
     def check_setting(self, name: str, ask: Callable[[Any], str]) -> CheckResult:
-        """Return a line of ``check_settings``: the result of ``ask``, or why there is none."""
+        """Return a line for ``check_settings``: the result of ``ask``, or why it is unknown."""
         try:
             return CheckResult(name=name, ok=True, detail=self.ask("list", "", ask))
         except AuthError:
@@ -312,10 +313,10 @@ class Bucket(ABC):
             return CheckResult(name=name, ok=False, detail=str(error))
 
     def translated(self, error: Exception, verb: str, key: str) -> CloudspotError:
-        """Return an SDK's error as cloudspot's."""
+        """Translate an SDK's error into one of cloudspot's."""
         kind, attempt = self.kind_of(error, verb), f"{self.url}: cannot {verb} {key}".rstrip()
         if kind is ObjectExists and verb != "create":
-            kind = None  # The failed condition is not ours.
+            kind = None  # The request that failed had no such condition.
         if kind is ObjectExists:
             return ObjectExists(f"{self.url}: {key} exists")
         if kind is ObjectMissing:
@@ -331,11 +332,13 @@ class Bucket(ABC):
         if kind is AuthError:
             return AuthError(f"{translation}; this needs {self.rights[verb]}")
         if kind is StoreRefused:
-            return StoreRefused(f"{translation}; the server lacks what cloudspot needs: use another store")
+            return StoreRefused(
+                f"{translation}; the server lacks a feature that cloudspot needs: use another store"
+            )
         return translation if kind is None else kind(str(translation))
 
     def cut_off(self, key: str, num_read: int, num_bytes: int) -> TransientError:
-        """Return the error for an answer that ends before its length."""
+        """Return the error for an answer that ends before its stated length."""
         return TransientError(
             f"{self.url}: cannot read {key}: the connection broke after {num_read} of {num_bytes} bytes"
         )
@@ -349,13 +352,13 @@ def _reading(request: Callable[..., T]) -> Callable[..., T]:
         except self.errors.raised:
             raise
         except UNREADABLE as error:
-            raise NotTold("a form that can be read") from error
+            raise NotTold("readable content") from error
 
     return read
 
 
 def told(value: T | None, what: str) -> T:
-    """Return a value that the cloud sends in each answer of this kind.
+    """Return a value that the cloud includes in every answer of this kind.
 
     Raises:
         NotTold: the answer lacks the value.
@@ -366,13 +369,13 @@ def told(value: T | None, what: str) -> T:
 
 
 def _parse_url(url: str, scheme: str, names: re.Pattern[str]) -> tuple[str, str]:
-    """Return the bucket's name, and the prefix, which is empty or ends with a slash."""
+    """Return the bucket's name and the prefix, which is empty or ends with a slash."""
     expected = f"store must be {scheme}://bucket or {scheme}://bucket/prefix"
     found, separator, rest = url.partition("://")
     name, _, path = rest.partition("/")
     if found.lower() != scheme or not separator or "@" in name:
         # The text before an @ may be a password.
-        raise SpecError(f"{expected}: got another form")
+        raise SpecError(f"{expected}: got a URL of another form")
     if names.fullmatch(name) is None:
         raise SpecError(f"{expected}: {name!r} is not a bucket name")
     path = path.rstrip("/")
@@ -381,5 +384,5 @@ def _parse_url(url: str, scheme: str, names: re.Pattern[str]) -> tuple[str, str]
     try:
         check_key(path)
     except ValueError as error:
-        raise SpecError(f"store {url}: its prefix is not a key: {error}") from None
+        raise SpecError(f"store {url}: its prefix is not a valid key: {error}") from None
     return name, path + "/"

@@ -28,19 +28,21 @@ from cloudspot.plugin.multipart import (
 
 MAX_PAGE: Final = 1000
 MAX_EMPTY_PAGES: Final = 10_000
-"""The most empty pages in a row. A service may send a few, after many objects were deleted."""
+"""The maximum number of empty pages in a row. A service may return a few after many objects were deleted."""
 READ_BYTES: Final = 1 << 20
-"""The bytes read at once into a buffer: urllib3 copies them, and the copy stays in the processor's cache."""
+"""How many bytes are read into a buffer at once: urllib3 copies them, and the copy stays in the processor's
+cache."""
 MAX_PRESIGN_SECONDS: Final = 7 * 24 * 3600
-"""The longest life of a signature of version 4; with a role's credentials, it ends with them after hours."""
+"""The longest validity of a version 4 signature; if signed with a role's credentials, it expires with them
+after hours."""
 
 
 class BucketStore(ObjectStore):
     """Objects in a bucket, below a prefix. Thread-safe.
 
-    Objects get no ACL, and the encryption and storage class set for the bucket. A request is repeated only if
-    the cloud did nothing; a create-only put is also repeated if its answer was lost, because the object has
-    its writer's mark, by which the store recognizes its own objects.
+    Objects have no ACL; their encryption and storage class are the bucket's defaults. A request is repeated
+    only if the cloud did nothing; a create-only put is also repeated if its answer was lost, because the
+    object carries its writer's mark, by which the store recognizes its own objects.
     """
 
     bucket_type: ClassVar[Callable[..., Bucket]]
@@ -59,7 +61,7 @@ class BucketStore(ObjectStore):
         part_bytes: int = PART_BYTES,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Read the URL, without I/O; streams have parts of ``part_bytes``, and ``clients`` are the plugin's.
+        """Read the URL, without I/O; streams have parts of ``part_bytes``; ``clients`` are the plugin's.
 
         Raises:
             SpecError: ``url`` is not ``scheme://bucket`` or ``scheme://bucket/prefix``.
@@ -74,7 +76,7 @@ class BucketStore(ObjectStore):
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
         """Store ``data`` under ``key``; see ObjectStore.
 
-        A replacing put whose answer is lost is not repeated, because it might undo a later put.
+        A replacing put is not repeated if its answer is lost, because it might undo a later put.
         """
         requests, writer = self._requests(key, if_absent=if_absent), secrets.token_hex(16)
         with memoryview(data) as given, given.cast("B") as view:
@@ -92,7 +94,7 @@ class BucketStore(ObjectStore):
 
         Raises:
             CorruptData: the object is larger than ``MAX_GET_BYTES``.
-            TransientError: see ObjectStore; or the bytes do not match the checksum in the answer.
+            TransientError: see ObjectStore; also if the bytes do not match the checksum in the answer.
         """
         return self._read(key, None)
 
@@ -100,7 +102,7 @@ class BucketStore(ObjectStore):
         if start < 0 or length < 0:
             raise ValueError(f"start and length must be >= 0: got {start}, {length}")
         if length == 0:
-            self.head(key)  # HTTP has no empty range, and a missing object must still be reported.
+            self.head(key)  # HTTP has no empty range, but a missing object must still be reported.
             return b""
         return self._read(key, (start, start + length - 1))
 
@@ -139,9 +141,9 @@ class BucketStore(ObjectStore):
     def list_page(
         self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
     ) -> ObjectPage:
-        """Return a page of objects, at most 1000; see ObjectStore.
+        """Return a page of at most 1000 objects; see ObjectStore.
 
-        Objects whose names are not keys, such as ``folder/``, are skipped.
+        Objects whose names are not valid keys, such as ``folder/``, are skipped.
         """
         if limit < 1:
             raise ValueError(f"limit must be >= 1: got {limit}")
@@ -157,8 +159,8 @@ class BucketStore(ObjectStore):
         # Without this check, the end of a foreign name could look like one of our keys.
         if (foreign := next((one.name for one in listed if not one.name.startswith(ours)), None)) is not None:
             raise StoreRefused(
-                f"{self.url}: the listing also has {foreign[:200]!r}, so it ignores the prefix; remove the "
-                "proxy in between, or use another store"
+                f"{self.url}: the listing also has {foreign[:200]!r}, so the server ignores the prefix; "
+                "remove any proxy in between, or use another store"
             )
         keys = [one.name[len(ours) :] for one in listed]
         return ObjectPage(
@@ -169,7 +171,7 @@ class BucketStore(ObjectStore):
             ),
             next_after=None if token is None else keys[-1],
             cursor=token if token is not None and self.bucket.lists_by_token else "",
-            # The services' consoles make empty objects to represent directories.
+            # The services' consoles create empty objects to represent directories.
             skipped=tuple(
                 key
                 for key, one in zip(keys, listed, strict=True)
@@ -185,7 +187,7 @@ class BucketStore(ObjectStore):
             return
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Remove the objects, a thousand with each request if the cloud supports it; see ObjectStore."""
+        """Remove the objects, a thousand per request if the cloud supports it; see ObjectStore."""
         if not self.bucket.deletes_many:
             super().delete_many(keys)
             return
@@ -202,7 +204,10 @@ class BucketStore(ObjectStore):
         self.bucket.close()
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
-        """Start a streamed put; see ObjectStore. It needs memory for a part for each thread, and one more."""
+        """Start a streamed put; see ObjectStore.
+
+        It needs memory for one part per thread, and for one more part.
+        """
         return PartedUpload(
             self._requests(key, if_absent=if_absent),
             key=key,
@@ -230,7 +235,7 @@ class BucketStore(ObjectStore):
         """Return a URL that reads the object; see ObjectStore.
 
         Raises:
-            ValueError: ``seconds`` is not in 1 to 604,800, the longest life of a signature.
+            ValueError: ``seconds`` is not from 1 to 604,800, the longest validity of a signature.
         """
         name = self.bucket.full(key)
         if not 1 <= seconds <= MAX_PRESIGN_SECONDS:
@@ -243,7 +248,7 @@ class BucketStore(ObjectStore):
         """Return a URL that a browser shows; see ObjectStore.
 
         Raises:
-            ValueError: ``seconds`` is not in 1 to 604,800, the longest life of a signature.
+            ValueError: ``seconds`` is not from 1 to 604,800, the longest validity of a signature.
         """
         name = self.bucket.full(request.key)
         if not 1 <= request.seconds <= MAX_PRESIGN_SECONDS:
@@ -299,7 +304,7 @@ class BucketStore(ObjectStore):
             with self._download(client, key, span) as (download, num_bytes):
                 if span is None and num_bytes > MAX_GET_BYTES:
                     raise CorruptData(f"{self.url}: {key}: it is longer than {MAX_GET_BYTES} bytes")
-                # Reading the known length returns one piece, straight from the socket.
+                # If the known length is requested, the read returns a single block directly from the socket.
                 data = download.body.read(num_bytes) if num_bytes else b""
                 while len(data) < num_bytes:
                     more = download.body.read(num_bytes - len(data))
@@ -323,7 +328,7 @@ class BucketStore(ObjectStore):
         """Yield the answer to a read, and its length in bytes."""
         download = self.bucket.download(client, self.bucket.full(key), span)
         if span is not None and not download.is_partial and download.num_bytes:
-            download.body.close()  # A cache may have answered with the whole object, so this is tried twice.
+            download.body.close()  # A cache may have answered with the whole object, so ask again.
             download = self.bucket.download(client, self.bucket.full(key), span)
         try:
             if download.num_bytes is None:
@@ -336,14 +341,14 @@ class BucketStore(ObjectStore):
                 raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
             if span is not None and download.num_bytes > span[1] - span[0] + 1:
                 raise StoreRefused(
-                    f"{self.url}: the answer for {key} is said to have {download.num_bytes} bytes, more than "
-                    "were asked for; remove the proxy in between, or use another store"
+                    f"{self.url}: the answer for {key} announces {download.num_bytes} bytes, more than were "
+                    "requested; remove any proxy in between, or use another store"
                 )
             yield download, download.num_bytes
         finally:
             download.body.close()
 
     def _check_end(self, found: Download, key: str) -> None:
-        """Check that the body has ended, by a last read, which also frees the connection."""
+        """Check that the body has ended; this last read also releases the connection."""
         if found.body.read(1):
-            raise TransientError(f"{self.url}: the answer for {key} has more bytes than it says")
+            raise TransientError(f"{self.url}: the answer for {key} has more bytes than it announces")

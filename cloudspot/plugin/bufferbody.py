@@ -6,14 +6,14 @@ import io
 from typing import Final
 
 BLOCK_BYTES: Final = 1 << 20
-"""The bytes passed to the socket at once: enough that Python's own time does not matter."""
+"""How many bytes are passed to the socket at once: enough to make Python's own time negligible."""
 
 
 class LentBody:
     """A buffer as a file-like object, which HTTP clients send without copying it.
 
-    ``read`` returns views, and more bytes than requested: botocore, requests and urllib3 request 16 KiB at a
-    time, and pass each view unchanged to ``socket.sendall``.
+    ``read`` returns views, which may be longer than requested: botocore, requests and urllib3 request 16 KiB
+    at a time, and pass each view unchanged to ``socket.sendall``.
     """
 
     def __init__(self, view: memoryview) -> None:
@@ -25,7 +25,7 @@ class LentBody:
         return len(self._view)
 
     def read(self, size: int = -1) -> memoryview | bytes:
-        """Return the next block; b"" at the end."""
+        """Return the next block, or b"" at the end."""
         self.release()
         end = min(self._position + BLOCK_BYTES, len(self._view))
         if self._position == end:
@@ -35,7 +35,7 @@ class LentBody:
         return self._lent
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position; clients do this to sign the body or to send it again."""
+        """Set the position; clients do this to sign the body or to resend it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._view)}[whence]
         self._position = max(0, min(base + offset, len(self._view)))
         return self._position
@@ -45,7 +45,7 @@ class LentBody:
         return self._position
 
     def release(self) -> None:
-        """Release the last view from ``read``, because a traceback with it would keep the buffer exported."""
+        """Release the last view from ``read``, because a traceback with it would keep the buffer locked."""
         if self._lent is not None:
             self._lent.release()
             self._lent = None

@@ -1,4 +1,4 @@
-"""Collect the lines of ``cloudspot providers check`` while a plugin tries one thing after the other."""
+"""Collect the lines of ``cloudspot providers check`` while a plugin tries one step after another."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from cloudspot.interfaces import Provisioner
 from cloudspot.model import CheckResult, InstanceGroup, Market, Offer, Resources
 
 MAX_SKEW_SECONDS = 240.0
-"""The greatest difference of clocks; clouds refuse a request whose time is wrong by five minutes or more."""
+"""The maximum clock difference; clouds refuse a request whose time is wrong by five minutes or more."""
 _MISSING_RIGHT = ("access denied", "lack")
-"""An AuthError with one of these words is about a permission; others are about the credentials."""
+"""An AuthError with one of these words concerns a permission; others concern the credentials."""
 
 
 class NotKnown(CloudspotError):
-    """A check could not be made, for the reason in the message; this is no failure."""
+    """A check could not be made, for the reason in the message; this does not count as a failure."""
 
 
 class Checklist:
-    """The lines of the checks made; a failure does not end the list."""
+    """The lines of the checks made so far; a failure does not end the list."""
 
     def __init__(self, *, remedy: str) -> None:
-        """Use ``remedy`` as the advice if a permission is missing."""
+        """``remedy`` is the advice if a permission is missing."""
         self.remedy = remedy
-        """The advice if a permission is missing."""
+        """The advice given if a permission is missing."""
         self._found: list[CheckResult] = []
 
     def attempt(self, name: str, ask: Callable[[], str], remedy: str = "") -> bool:
-        """Note the result of ``ask``, or its failure with a remedy; return whether it succeeded."""
+        """Record the result of ``ask``, or its failure with a remedy; return whether it succeeded."""
         try:
             self._found.append(CheckResult(name=name, ok=True, detail=ask()))
         except NotKnown as error:
@@ -58,7 +58,7 @@ class Checklist:
         *,
         remark: Callable[[Offer], str] = lambda _: "",
     ) -> list[Offer]:
-        """Ask for offers, and return them, the cheapest first; none after a failure.
+        """Request offers, and return them, the cheapest first; return none after a failure.
 
         The line names the cheapest offer, followed by its ``remark``.
         """
@@ -84,7 +84,7 @@ class Checklist:
 
 
 def cheapest_by_market(offers: Sequence[Offer]) -> Iterator[tuple[Market, Offer]]:
-    """Yield each market that has an offer, with its cheapest offer."""
+    """Yield each market that has an offer, together with its cheapest offer."""
     for market in Market:
         ours = [one for one in offers if one.market is market]
         if ours:
@@ -92,7 +92,7 @@ def cheapest_by_market(offers: Sequence[Offer]) -> Iterator[tuple[Market, Offer]
 
 
 def trial_launch(offer: Offer) -> InstanceGroup:
-    """Return the launch of one machine, for a dry run."""
+    """Return a launch of one machine, for a dry run."""
     return InstanceGroup(
         job_id="check",
         launch=1,
@@ -109,14 +109,14 @@ def trial_launch(offer: Offer) -> InstanceGroup:
 
 
 def compare_clock(said: str | None, *, whose: str) -> str:
-    """Compare this clock with an answer's ``Date``.
+    """Compare this clock with the ``Date`` header of an answer.
 
     Raises:
         NotKnown: the answer has no date.
         CloudspotError: the difference is so large that requests are refused.
     """
     if said is None:
-        raise NotKnown(f"{whose} did not say")
+        raise NotKnown(f"the answer of {whose} has no date")
     skew = (datetime.now(timezone.utc) - parsedate_to_datetime(said)).total_seconds()
     if abs(skew) > MAX_SKEW_SECONDS:
         raise CloudspotError(f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} {whose}'s")

@@ -1,4 +1,4 @@
-"""The base of providers and provisioners on an SDK, whose clients are made at first use and then kept."""
+"""The base of SDK-based providers and provisioners, whose clients are created at first use and then kept."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Clients = TypeVar("Clients")
 Answer = TypeVar("Answer")
 
 FAILURE_SECONDS: Final = 60.0
-"""How long an optional fact is not asked for again after a failure."""
+"""How long an optional fact is not requested again after a failure."""
 SETUP_IMAGE_SECONDS: Final = 60.0
-"""How long it may take until a new image is used, or a removed image is not used any more."""
+"""How long it may take until a new image is used, or until a removed image is no longer used."""
 
 
 class Caller(NamedTuple):
@@ -36,10 +36,10 @@ class Caller(NamedTuple):
 
 
 class CloudProvider(Provider[Options], Generic[Options, Clients]):
-    """A provider whose clients and provisioner are made when first used, once each. Thread-safe."""
+    """A provider that creates its clients and its provisioner at first use, once each. Thread-safe."""
 
     def __init__(self, options: Options | None = None) -> None:
-        """Keep the job's options (None stands for the defaults); raise SpecError if an option is wrong."""
+        """Keep the job's options (None means the defaults); raise SpecError if an option is invalid."""
         chosen = cast("Options", self.options_type()) if options is None else options
         super().__init__(chosen)
         self._lock = threading.RLock()
@@ -56,7 +56,7 @@ class CloudProvider(Provider[Options], Generic[Options, Clients]):
             return self._clients
 
     def provisioner(self) -> Provisioner:
-        """Return the provisioner, which is the same each time, because it caches its lookups."""
+        """Return the provisioner, always the same object, because it caches its lookups."""
         clients = self.clients
         with self._lock:
             if self._provisioner is None:
@@ -69,11 +69,11 @@ class CloudProvider(Provider[Options], Generic[Options, Clients]):
 
     @abstractmethod
     def check_options(self, options: Options) -> None:
-        """Refuse options that are wrong, as far as this shows without a request."""
+        """Refuse invalid options, as far as this can be determined without a request."""
 
     @abstractmethod
     def make_clients(self) -> Clients:
-        """Return the SDK's clients; this imports the SDK, and does no I/O."""
+        """Return the SDK's clients; this imports the SDK and does no I/O."""
 
     @abstractmethod
     def make_provisioner(self, clients: Clients) -> Provisioner:
@@ -85,7 +85,7 @@ class CloudProvider(Provider[Options], Generic[Options, Clients]):
 
 
 class OfferFinder(Generic[Options, Clients]):
-    """Asks a cloud for offers, and caches facts that rarely change. Thread-safe."""
+    """Requests offers from a cloud, and caches facts that rarely change. Thread-safe."""
 
     def __init__(
         self,
@@ -105,15 +105,15 @@ class OfferFinder(Generic[Options, Clients]):
 
     @abstractmethod
     def spot_price(self, offer: Offer) -> float | None:
-        """Return the present hourly price of a spot offer's machine, or None if the cloud does not report it.
+        """Return the current hourly price of a spot offer's machine, or None if the cloud does not report it.
 
         Recent answers are cached.
         """
 
     def setup_image(self, host: ImageHost, key: str | None) -> MachineImage | None:
-        """Return the image with the results of the job's setup, if one is ready, else None.
+        """Return the image with the results of the job's setup, or None if no such image is ready.
 
-        Without the permission to look for it, or after its removal, machines run the setup.
+        Without permission to search for the image, or after its removal, machines run the setup.
         """
         if key is None:
             return None
@@ -123,7 +123,7 @@ class OfferFinder(Generic[Options, Clients]):
     def if_known(
         self, key: Hashable, ask: Callable[[], Answer | None], *, seconds: float = FACTS_SECONDS
     ) -> Answer | None:
-        """Return the answer, or None if it is not available; it is then asked for again after a minute."""
+        """Return the answer, or None if it is unavailable; then it is not requested again for a minute."""
 
         def tried() -> Answer | None:
             try:
@@ -138,7 +138,8 @@ class OfferFinder(Generic[Options, Clients]):
 
 
 NEW_ROLE_SECONDS = 120.0
-"""How long a new role may be unknown to the service that launches machines. Clouds promise no bound."""
+"""How long a new role may be unknown to the service that launches machines. Clouds guarantee no upper bound.
+"""
 
 
 class CloudProvisioner(Provisioner, Generic[Options, Clients]):
@@ -161,7 +162,7 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
         self.monotonic = monotonic
         self.finder = self.finder_type(options, clients, monotonic=monotonic)
         self._role_refused_at: float | None = None
-        """When a launch was first refused for its role (monotonic)."""
+        """When a launch was first refused because of its role (monotonic)."""
 
     def unless_new(self, refusal: CloudspotError) -> CloudspotError:
         """Return the refusal of a launch, as a TransientError while the machines' role may be too new."""
@@ -174,7 +175,7 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
         return TransientError(f"{refusal}; it may be too new to be known: trying again")
 
     def offers(self, request: OffersRequest) -> OffersResult:
-        """Return the offers of all types that fit, in all zones that sell them, on both markets.
+        """Return the offers of all matching types, in all zones that sell them, on both markets.
 
         Raises:
             SpecError: an option names something that does not exist.
@@ -183,7 +184,7 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
             return OffersResult(offers=self.finder.offers(request.resources))
 
     def current_price(self, offer: Offer) -> float | None:
-        """Return the present hourly price of a node of the offer; see Provisioner."""
+        """Return the current hourly price of a node of the offer; see Provisioner."""
         if offer.market is not Market.SPOT:
             return None
         try:

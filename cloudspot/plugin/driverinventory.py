@@ -1,4 +1,4 @@
-"""Find the drivers of known stores by their names, for providers whose functions and roles have no tags."""
+"""Find the drivers of known stores by name, for providers whose functions and roles have no tags."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from cloudspot.model import Asset
 
 
 def driver_name(store_label: str) -> str:
-    """Return the name of the driver of the store with this label."""
+    """Return the name of the driver that belongs to the store with this label."""
     return f"cloudspot-driver-{hashlib.sha256(store_label.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
 class DriverRest:
-    """The parts of a driver whose function is gone or not made yet."""
+    """The remaining parts of a driver whose function was removed or not created yet."""
 
     parts: tuple[str, ...]
     """The kinds of the parts, such as ``role``."""
     since: datetime | None
-    """When the oldest part was made, or None if that is not known."""
+    """When the oldest part was created, or None if unknown."""
 
 
 class DriverInventory(Inventory):
-    """The inventory of drivers: each is one asset, and in use while it has its function.
+    """The inventory of drivers: each is one asset, which is in use as long as it has its function.
 
-    A driver is found only with the label of its store, because its name has the label's digest.
+    A driver is found only with the label of its store, because its name contains a digest of the label.
     """
 
     @abstractmethod
     def host_of(self, name: str) -> FunctionHost:
-        """Return the host that has the driver, or would have it."""
+        """Return the host of the driver, whether or not the driver exists."""
 
     @abstractmethod
     def rest_of(self, name: str) -> DriverRest | None:
-        """Return the driver's parts besides its function, if they are cloudspot's; None if there are none."""
+        """Return the driver's parts except its function, if cloudspot created them; None if none exist."""
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
-        """Return the drivers of these stores, whole or in part; see Inventory."""
+        """Return the drivers of these stores, complete or partial; see Inventory."""
         assets = []
         for store_url in store_urls:
             name = driver_name(store_url)
@@ -68,10 +68,10 @@ class DriverInventory(Inventory):
         """Remove all parts of the driver.
 
         Raises:
-            CloudspotError: the driver had lost its function and was deployed again meanwhile.
+            CloudspotError: the driver had lost its function and has been deployed again in the meantime.
         """
         host = self.host_of(asset.id)
-        # The driver of a store that is gone may still have its function, which is removed too.
+        # If a driver's store no longer exists, the driver may still have its function, which is removed too.
         if not asset.is_in_use and host.status(asset.id) is not None:
             raise CloudspotError(f"{asset.id}: a driver has been deployed again under this name")
         host.remove(asset.id)

@@ -1,4 +1,4 @@
-"""The parts that hosts of functions share: check that a driver fits, estimate its cost, wait for its role."""
+"""Shared by function hosts: check that a driver fits, estimate its cost, and wait for its role."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from cloudspot.model import DriverFunction
 T = TypeVar("T")
 
 PASS_SECONDS: Final = 3.0
-"""The estimated time of a pass over a few live jobs; a pass without live jobs takes less than a second."""
+"""The estimated duration of a pass over a few live jobs; a pass without live jobs takes less than a second.
+"""
 NOTICE_SECONDS: Final = 5.0
-"""How long a pass for a notice waits. The node gets the notice at about the same time, and records it a
-second or two later."""
+"""How long a pass that a notice triggers waits before it starts. The node gets the notice at about the same
+time, and records it a second or two later."""
 LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
-"""The words in the error of a driver's function by which a missing permission is recognized."""
+"""The words in a driver function's error that identify a missing permission."""
 _MINUTES_A_MONTH: Final = 30.4 * 24 * 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionLimits:
-    """The code that a host of functions can run, and its greatest size."""
+    """The code that a function host can run, and its maximum size."""
 
     host: str
-    """The host's name, in the cloud's own words."""
+    """The host's name as the cloud writes it."""
     runtime: str
-    """The name of the runtime for this Python in messages, such as ``Lambda's python3.12``."""
+    """How messages name the runtime for this Python, such as ``Lambda's python3.12``."""
     machines: Mapping[str, str]
-    """The name of each architecture in messages, by ``platform.machine()``."""
+    """How messages name each architecture, by ``platform.machine()``."""
     glibc: Mapping[tuple[int, int], tuple[int, int]]
-    """The version of the C library, by the version of Python."""
+    """The glibc version for each version of Python."""
     max_packed_bytes: int | None = None
     """None if there is no limit."""
     max_unpacked_bytes: int | None = None
@@ -49,28 +50,28 @@ class FunctionLimits:
         """Return the size of the function's code and its limits, for ``FunctionHost.plan``."""
         packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
         most = [one for one in (self.max_packed_bytes, self.max_unpacked_bytes) if one is not None]
-        limit = f"takes {' and '.join(f'{one / 1e6:.0f}' for one in most)}" if most else "sets no limit"
+        limit = f"accepts {' and '.join(f'{one / 1e6:.0f}' for one in most)} MB" if most else "sets no limit"
         return f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; {self.host} {limit}"
 
     def require_fit(self, function: DriverFunction) -> None:
-        """Refuse a function with code that the host cannot run or that is too large.
+        """Refuse a function whose code the host cannot run or whose code is too large.
 
         Raises:
-            SpecError: another system, Python or C library is needed, or the code is too large.
+            SpecError: the code needs another system, Python or glibc, or is too large.
         """
         here = (sys.version_info[0], sys.version_info[1])
         if sys.platform != "linux" or platform.machine() not in self.machines or here not in self.glibc:
             pythons = f"{_dotted(min(self.glibc))} to {_dotted(max(self.glibc))}"
             raise SpecError(
-                f"a driver on {self.host} is made of the packages installed here, so deploy it from Linux on "
-                f"{' or '.join(self.machines.values())} with Python {pythons}; here is Python "
+                f"a driver on {self.host} is made of the packages installed here, so deploy it from Linux "
+                f"on {' or '.join(self.machines.values())} with Python {pythons}; this is Python "
                 f"{_dotted(here)} on {sys.platform}, {platform.machine()}"
             )
         if function.needs_glibc > self.glibc[here]:
             able = [python for python, has in self.glibc.items() if has >= function.needs_glibc]
             raise SpecError(
                 f"a package that is installed here is compiled for glibc {_dotted(function.needs_glibc)} or "
-                f"newer, and {self.runtime} has {_dotted(self.glibc[here])}: install an older one"
+                f"newer, but {self.runtime} has glibc {_dotted(self.glibc[here])}: install an older package"
                 + (f", or deploy from Python {_dotted(min(able))}" if able else "")
             )
         sizes = {"packed": len(function.archive), "unpacked": function.unpacked_bytes}
@@ -78,8 +79,8 @@ class FunctionLimits:
         for what, limit in limits.items():
             if limit is not None and sizes[what] > limit:
                 raise SpecError(
-                    f"the driver's code has {sizes[what] / 1e6:.0f} MB {what}; {self.host} takes "
-                    f"{limit / 1e6:.0f}"
+                    f"the driver's code has {sizes[what] / 1e6:.0f} MB {what}; {self.host} accepts at most "
+                    f"{limit / 1e6:.0f} MB"
                 )
 
 
@@ -107,33 +108,33 @@ def once_effective(
 
 
 def whole_minutes(function: DriverFunction, *, scheduler: str) -> int:
-    """Return the minutes between two passes, for a scheduler that supports only whole minutes.
+    """Return the number of minutes between two passes, for a scheduler that supports only whole minutes.
 
     Raises:
         SpecError: the function's interval is not a whole number of minutes.
     """
     minutes = function.every_seconds / 60
     if minutes < 1 or not math.isclose(minutes, round(minutes)):
-        raise SpecError(f"--every: {scheduler} runs a function at intervals of whole minutes, such as 5m")
+        raise SpecError(f"--every: {scheduler} runs functions only at intervals of whole minutes, such as 5m")
     return round(minutes)
 
 
 def passes_a_month(minutes: int) -> float:
-    """Return the passes in a month with one pass every ``minutes``."""
+    """Return the number of passes per month if there is one every ``minutes``."""
     return _MINUTES_A_MONTH / minutes
 
 
 def bucket_of(function: DriverFunction, *, scheme: str, needs: str) -> str:
     """Return the name of the store's bucket.
 
-    ``needs`` begins the message, and names the host and the service in which it needs a store.
+    ``needs`` begins the message; it names the host and the service in which the host needs a store.
 
     Raises:
         SpecError: the store is in another service.
     """
     parts = urlsplit(function.store_url)
     if parts.scheme != scheme or not parts.netloc:
-        raise SpecError(f"{needs}; this one is {function.store_url}")
+        raise SpecError(f"{needs}; the store is {function.store_url}")
     return parts.netloc
 
 

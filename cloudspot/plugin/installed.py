@@ -11,21 +11,23 @@ import cloudspot
 from cloudspot.errors import reason_of
 
 COMMAND_GROUP: Final = "cloudspot.commands"
-"""The entry point group of commands; the others are in :mod:`cloudspot.hookspecs`, which ``--help`` skips."""
+"""The entry point group of commands; the other groups are in :mod:`cloudspot.hookspecs`, which ``--help``
+does not import."""
 
 _PINNED: Final = re.compile(r"cloudspot\s*\(?\s*==\s*([\w.!+]+)\s*\)?$", re.IGNORECASE)
-"""A requirement of one exact version of the core; plugins released together with the core have one."""
+"""A requirement of one exact version of the core; plugins that are released together with the core have one.
+"""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A plugin declared by its distribution and not imported yet."""
+    """A plugin that its distribution declares and that is not imported yet."""
 
     name: str
     distribution: str
     version: str
     module: str
-    """The module in its entry point."""
+    """The module that its entry point names."""
     load: Callable[[], object]
     error: str | None = None
     """Why it cannot be used, or None if no fault is known yet."""
@@ -35,7 +37,7 @@ class Declared:
 
 
 def from_distributions(group: str) -> Iterator[Declared]:
-    """Yield the plugins declared in the group; a distribution with unreadable metadata hides no other."""
+    """Yield the plugins declared in the group; a distribution with unreadable metadata hides no others."""
     from importlib import metadata
 
     seen: set[str] = set()
@@ -45,7 +47,7 @@ def from_distributions(group: str) -> Iterator[Declared]:
             continue
         name = str(distribution.metadata["Name"])
         if name.lower() in seen:
-            continue  # the same distribution appears again further down sys.path
+            continue  # the same distribution also appears earlier on sys.path
         seen.add(name.lower())
         version = str(distribution.metadata["Version"])
         try:
@@ -53,7 +55,7 @@ def from_distributions(group: str) -> Iterator[Declared]:
             misfit = _misfit(distribution.requires or ())
         except Exception as error:  # noqa: BLE001 - foreign metadata may cause any error
             reason = f"its entry points cannot be read: {reason_of(error)}"
-            yield Declared(name, name, version, "", object, reason)  # not loaded because of the error
+            yield Declared(name, name, version, "", object, reason)  # never loaded, because of the error
             continue
         for point in points:
             yield Declared(point.name, name, version, point.value, point.load, misfit)

@@ -1,4 +1,4 @@
-"""The shared parts of launch requests, which are stored and sent again unchanged; and reading them back."""
+"""The parts that plugins' launch requests share; requests are stored, read back and sent again unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot.errors import ProvisionError, SpecError
 from cloudspot.model import GIB, InstanceGroup, LaunchRequest, Resources
 
 DEFAULT_EXTRA_GIB: Final = 50
-"""The free room on the boot disk if the job does not request a size."""
+"""The free space on the boot disk if the job does not request a size."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -22,12 +22,12 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:
     """Return the body of a stored request as the plugin's struct.
 
-    ``Provisioner.render`` makes the body from this struct (``msgspec.to_builtins``), and ``create`` reads it
-    back with this function, perhaps in a later version of the plugin. So a new field of the struct needs a
-    default, with which requests that were stored without the field can still be sent.
+    ``Provisioner.render`` creates the body from this struct (``msgspec.to_builtins``), and ``create`` reads
+    it back with this function, perhaps in a later version of the plugin. So a new field of the struct needs a
+    default, so that requests stored without the field can still be sent.
 
     Raises:
-        ProvisionError: another provider or version made the request.
+        ProvisionError: another provider or version rendered the request.
     """
     try:
         body: Body = convert(request.body, type_)
@@ -39,12 +39,12 @@ def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:
 
 
 def boot_disk_gib(group: InstanceGroup, *, wanted_bytes: int) -> int:
-    """Return the size of the boot disk; see ``disk_gib``. The image's size is in the offer."""
+    """Return the size of the boot disk; see ``disk_gib``. The image's size comes from the offer."""
     return disk_gib(group.offer.image_gib, group.resources, wanted_bytes=wanted_bytes)
 
 
 def disk_gib(image_gib: int, resources: Resources, *, wanted_bytes: int) -> int:
-    """Return the size of the boot disk: that of the options, or else the image plus the job's own needs.
+    """Return the size of the boot disk: the one in the options, or else the image plus the job's own needs.
 
     It is never smaller than the image.
     """
@@ -54,7 +54,7 @@ def disk_gib(image_gib: int, resources: Resources, *, wanted_bytes: int) -> int:
 
 
 def pack_script(script: str, *, most: int, service: str) -> str | None:
-    """Return None if the boot script has at most ``most`` bytes, else the script compressed, in base64.
+    """Return None if the boot script has at most ``most`` bytes, else the compressed script in base64.
 
     cloud-init unpacks gzip (its documentation, "User data formats"). Fetching the script by a signed URL
     instead would put an expiring secret into a request that is stored and replayed.
@@ -65,7 +65,7 @@ def pack_script(script: str, *, most: int, service: str) -> str | None:
     raw = script.encode()
     if len(raw) <= most:
         return None
-    # There is no time and no file name, so that the same script gives the same bytes.
+    # Without a time and a file name, the same script gives the same bytes.
     packed = gzip.compress(raw, compresslevel=9, mtime=0)
     if len(packed) > most:
         raise SpecError(

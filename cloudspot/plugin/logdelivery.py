@@ -1,4 +1,4 @@
-"""Prepare log lines for a log service: cut, time and batch them within the service's limits."""
+"""Prepare log lines for a log service: split, timestamp and batch them within the service's limits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from cloudspot.errors import AuthError
 from cloudspot.model import LogRecord
 
 MAX_AGE: Final = timedelta(hours=12)
-"""The greatest age of an entry: services refuse entries past their retention, and batches over a day."""
+"""The maximum age of an entry: services refuse entries past their retention, and batches that span more than
+a day."""
 MAX_AHEAD: Final = timedelta(hours=1)
-"""How far a stream's last entry may be ahead; services refuse entries hours ahead of their clock."""
+"""How far ahead a stream's last entry may be; services refuse entries hours ahead of their clock."""
 
 Entry = TypeVar("Entry")
 
@@ -20,22 +21,22 @@ Entry = TypeVar("Entry")
 class EntryTimes:
     """Assigns the times by which a service sorts entries.
 
-    An entry has its line's time, unless the service would refuse that time or sort the entry before older
-    ones.
+    An entry gets its line's time, unless the service would refuse that time or sort the entry before older
+    entries.
     """
 
     def __init__(self, newest: Callable[[str], datetime | None], *, now: Callable[[], datetime]) -> None:
-        """``newest`` returns the time of a stream's last entry in the service, or None if it has none."""
+        """``newest`` returns the time of a stream's last entry in the service, or None if there is none."""
         self._ask = newest
         self._now = now
         self._newest: dict[str, datetime] = {}
 
     def assign(self, stream: str, records: Iterable[LogRecord]) -> Iterator[tuple[LogRecord, datetime]]:
-        """Yield each of the stream's records with its entry's time, which never decreases."""
+        """Yield each record of the stream with its entry's time, which never decreases."""
         now = self._now()
         newest = self._newest.get(stream) or self._find_newest(stream)
         if newest is None or newest > now + MAX_AHEAD:
-            # The clock went far back; that entries are accepted matters more than their order.
+            # The clock was set far back; having entries accepted matters more than their order.
             newest = now - MAX_AGE
         for record in records:
             newest = max(newest, min(max(record.time, now - MAX_AGE), now))
@@ -50,14 +51,14 @@ class EntryTimes:
 
 
 def cut(text: str, max_chars: int) -> Sequence[str]:
-    """Return the text in pieces of up to ``max_chars``; at least one, which may be empty."""
+    """Return the text in pieces of up to ``max_chars``; there is at least one piece, which may be empty."""
     return [text[start : start + max_chars] for start in range(0, len(text), max_chars)] or [""]
 
 
 def batches(
     entries: Iterable[Entry], *, size_of: Callable[[Entry], int], max_bytes: int, max_entries: int
 ) -> Iterator[list[Entry]]:
-    """Yield the entries in batches within both bounds; an entry that is too large is a batch by itself."""
+    """Yield the entries in batches within both limits; an entry that is too large forms its own batch."""
     batch: list[Entry] = []
     num_bytes = 0
     for entry in entries:

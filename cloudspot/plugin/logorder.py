@@ -1,4 +1,4 @@
-"""Restore lines from a log service's entries: join parts, drop duplicates, and order by number."""
+"""Restore lines from a log service's entries: join parts, drop duplicates, and sort by number."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import msgspec
 from cloudspot.model import LogRecord
 
 MAX_WAITING = 10_000
-"""The most lines that wait for a missing line before them; beyond that, it counts as lost."""
+"""The maximum number of lines that wait for an earlier missing line; beyond that, the missing line counts as
+lost."""
 SETTLED_MS = 60_000
-"""A line that was delivered this long ago and does not appear is lost."""
+"""A line delivered this long ago that has not appeared is lost."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,13 @@ class Arrival:
 
     record: LogRecord
     at_ms: int
-    """The time by which the service sorts it."""
+    """The time by which the service sorts the line."""
     ingested_ms: int
-    """When the service received it."""
+    """When the service received the line."""
 
 
 class Joiner:
-    """Joins lines that a service stores in several entries."""
+    """Joins lines that a service stores as several entries."""
 
     def __init__(self) -> None:
         self._parts: dict[int, dict[int, str]] = {}
@@ -57,7 +58,7 @@ class Order:
         self._num_added = 0
 
     def add(self, arrival: Arrival) -> Iterator[Arrival]:
-        """Add a line, and yield the lines that are next."""
+        """Add a line, and yield the lines whose turn has come."""
         if arrival.record.seq < self._next:
             return
         self._num_added += 1
@@ -66,7 +67,7 @@ class Order:
             yield from self._pop()
 
     def rest(self, *, now_ms: int) -> Iterator[Arrival]:
-        """Yield the lines that wait after a gap, except lines so new that the gap may still close."""
+        """Yield the lines that wait behind a gap, except lines so new that the gap may still close."""
         while self._waiting:
             seq, _, arrival = self._waiting[0]
             if seq > self._next and now_ms - arrival.ingested_ms < SETTLED_MS:
@@ -75,7 +76,7 @@ class Order:
 
     @property
     def waiting(self) -> Iterator[Arrival]:
-        """Yield, in any order, the lines that were not yielded yet."""
+        """Yield, in any order, the lines that have not been yielded yet."""
         yield from (arrival for _, _, arrival in self._waiting)
 
     def _pop(self) -> Iterator[Arrival]:
@@ -86,7 +87,7 @@ class Order:
 
 
 def read_back(pages: Iterator[list[Arrival]]) -> Iterator[LogRecord]:
-    """Yield lines from the newest back, each once, from a stream's pages, the last page first.
+    """Yield lines from newest to oldest, each once, from a stream's pages, the last page first.
 
     It reads no more pages than needed, and skips lines that are on no page.
     """

@@ -1,6 +1,6 @@
-"""The tags or labels by which cloudspot's machines, and the resources that belong to them, are found.
+"""The tags or labels that identify cloudspot's machines and the resources that belong to them.
 
-The names have no slash and no space, so that a machine can read them from its metadata.
+The names contain no slash or space, so that a machine can read them from its metadata.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ JOB: Final = "cloudspot-job"
 LAUNCH: Final = "cloudspot-launch"
 """The launch's number, counted from 1."""
 NUM_NODES: Final = "cloudspot-num-nodes"
-"""The most nodes that train together."""
+"""The maximum number of nodes that train together."""
 STORE: Final = "cloudspot-store"
-"""The store of the job's records, by which people find them; two stores may have jobs of the same id."""
+"""The store of the job's records, which leads people to them; two stores may have jobs with the same id."""
 MAX_SECONDS: Final = "cloudspot-max-seconds"
 """How long the machine may live."""
 MASTER_PORT: Final = "MASTER_PORT"
-"""The port for setup scripts; each generation agrees on its own free port."""
+"""The port for setup scripts; each generation agrees on a free port of its own."""
 
 
 def tags_of(group: InstanceGroup) -> dict[str, str]:
-    """Return cloudspot's own tags of a launch's machines, for a cloud that accepts such names and values.
+    """Return cloudspot's own tags for a launch's machines, for a cloud that accepts such names and values.
 
-    ``instances`` finds the machines by these tags. Two things are not included: the job's labels,
+    ``instances`` finds the machines by these tags. Two tags are not included: the job's labels,
     ``group.labels``, which the plugin adds in the cloud's form; and the rank, which differs between machines
-    and is a number in the machine's name or a tag of the plugin. If a tag's value may not contain a URL's
-    characters, use ``store_digest(group.store_url)`` in place of the store's URL, and compare with that.
+    and is a number in the machine's name or a tag of the plugin. If a tag's value cannot contain the
+    characters of a URL, use ``store_digest(group.store_url)`` instead of the store's URL, and compare with
+    that.
     """
     tags = {
         JOB: group.job_id,
@@ -45,7 +46,7 @@ def tags_of(group: InstanceGroup) -> dict[str, str]:
 
 
 def launch_of(tags: Mapping[str, str]) -> int:
-    """Return the number of the launch in a machine's tags, or 0 if they have none.
+    """Return the launch number in a machine's tags, or 0 if the tags have none.
 
     No journal has a launch 0, so a machine whose tags were tampered with is ended.
     """

@@ -1,4 +1,4 @@
-"""The properties that all clouds' machine types share, and the choice of types that fit a node."""
+"""The properties that all clouds' machine types share, and the selection of types that fit a node."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cloudspot.model import GIB, Resources
 
 MIN_CPUS: Final = 2
 MIN_MEMORY_BYTES: Final = 8 * GIB
-"""The least memory if the job does not request a size, with room for torch, the agent and an arena."""
+"""The minimum memory if the job does not request a size; it has room for torch, the agent and an arena."""
 
 
 class MachineType(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties by which a machine type is chosen; a plugin adds those of its cloud."""
+    """The properties by which a machine type is selected; a plugin adds those specific to its cloud."""
 
     name: str
     cpus: int
     memory_bytes: int
     accelerator: str | None = None
-    """The cloud's name of the accelerator."""
+    """The cloud's name for the accelerator."""
     accelerator_count: int = 0
 
     def is_called(self, accelerator: str) -> bool:
@@ -29,7 +29,7 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
         return _plain(accelerator) == _plain(self.accelerator or "")
 
     def fits(self, resources: Resources) -> bool:
-        """Return whether the type has the resources of one node."""
+        """Return whether the type has the resources for one node."""
         if resources.accelerator is not None and not self.is_called(resources.accelerator):
             return False
         if resources.accelerator_count and self.accelerator_count < resources.accelerator_count:
@@ -41,9 +41,10 @@ Type = TypeVar("Type", bound=MachineType)
 
 
 def fitting_types(types: Iterable[Type], resources: Resources) -> list[Type]:
-    """Return the types that have the resources of one node, the smallest first.
+    """Return the types that have the resources for one node, smallest first.
 
-    A job that requests no accelerator gets none. The defaults are ``MIN_CPUS`` and ``MIN_MEMORY_BYTES``.
+    A job that requests no accelerator gets none. If the job requests no size, ``MIN_CPUS`` and
+    ``MIN_MEMORY_BYTES`` apply.
     """
     wanted = msgspec.structs.replace(
         resources,

@@ -1,7 +1,7 @@
-"""Read a cloud's metadata service, with session tokens if the cloud has them.
+"""Read a cloud's metadata service, with session tokens if the cloud uses them.
 
-It uses only the standard library, because every agent includes it, and it must work on a machine where
-nothing else does.
+It uses only the standard library, because every agent includes it and it must work on a machine where nothing
+else does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.host.public_addresses import NoRedirects
 
 MAX_ANSWER_BYTES = 1 << 20
-"""The most bytes of an answer; usual answers have a few KiB."""
+"""The maximum size of an answer in bytes; usual answers have a few KiB."""
 
 
 class MetadataClient:
-    """A client that keeps its session token fresh. Thread-safe.
+    """A client that renews its session token. Thread-safe.
 
     A plugin's subclass sets the names that its cloud uses.
     """
@@ -33,17 +33,18 @@ class MetadataClient:
     default_endpoint: ClassVar[str]
     """The service's real address, such as ``http://169.254.169.254``."""
     endpoint_variable: ClassVar[str]
-    """The environment variable that sets another address."""
+    """The environment variable that sets a different address."""
     disabled_variable: ClassVar[str]
-    """The environment variable that disables the service with the value ``true``."""
+    """The environment variable that disables the service if its value is ``true``."""
     token_header: ClassVar[str]
-    """The header with a request's token; with ``-ttl-seconds`` appended, the header that requests a token."""
+    """The header that carries a request's token; with ``-ttl-seconds`` appended, the header that requests a
+    token."""
     token_seconds: ClassVar[int] = 21600
-    """The token's lifetime, by default the usual longest."""
+    """The token's lifetime; the default is the usual maximum."""
     refusals: ClassVar[frozenset[int]] = frozenset({401})
-    """The statuses that mean that a token is not valid any more."""
+    """The statuses which mean that a token is no longer valid."""
     needs_token: ClassVar[bool] = True
-    """Whether a token is required; if not, a service without tokens is asked without one."""
+    """Whether a token is required; if not, a service without tokens is called without one."""
 
     def __init__(
         self,
@@ -52,13 +53,13 @@ class MetadataClient:
         timeout_seconds: float = 2.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O; without ``endpoint``, the address is the environment's, or else the real one."""
+        """Do no I/O; without ``endpoint``, the environment or else ``default_endpoint`` gives the address."""
         self._endpoint = endpoint
         self._timeout_seconds = timeout_seconds
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._token: tuple[str, float] | None = None
-        """The token, or "" if the service has none, with the time at which the next is requested."""
+        """The token ("" if the service has none), and the time at which the next one is requested."""
 
     def get(self, path: str) -> str | None:
         """Return the service's answer for ``/latest/<path>``, or None if it has nothing there.
@@ -83,7 +84,7 @@ class MetadataClient:
         raise AssertionError("the second round returns or raises")
 
     def require(self, path: str) -> str:
-        """Return the result of ``get``; raise TransientError if there is nothing yet."""
+        """Return the result of ``get``; raise TransientError if the service has nothing there yet."""
         value = self.get(path)
         if value is None:
             raise TransientError(f"the metadata service has no {path} yet")
@@ -121,11 +122,12 @@ class MetadataClient:
 def ask_metadata(
     url: str, headers: Mapping[str, str], *, timeout: float, method: str = "GET"
 ) -> tuple[str, Message]:
-    """Return the body and the headers of an answer, which is never requested through a proxy.
+    """Return the body and the headers of an answer; the request never goes through a proxy.
 
     Raises:
-        HTTPError: the service answered with an error, or with a redirect, which must not get the token.
-        TransientError: it did not answer within ``timeout`` seconds, or the answer was cut short or too long.
+        HTTPError: the service answered with an error, or with a redirect, which must not receive the token.
+        TransientError: the service did not answer within ``timeout`` seconds, or its answer was incomplete or
+            too long.
     """
     request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 # link-local
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirects())
@@ -135,15 +137,15 @@ def ask_metadata(
             if len(body) > MAX_ANSWER_BYTES:
                 raise TransientError(f"the metadata service answers with more than {MAX_ANSWER_BYTES} bytes")
             if answer.length:
-                raise TransientError("the metadata service's answer was cut short")
+                raise TransientError("the metadata service's answer is truncated")
             return body.decode("utf-8", errors="replace"), answer.headers
     except urllib.error.HTTPError:
         raise
-    except (OSError, ValueError, http.client.HTTPException) as error:  # URLError, timeouts, no header's value
+    except (OSError, ValueError, http.client.HTTPException) as error:  # or an invalid header value
         raise TransientError(f"the metadata service does not answer: {str(error)[:200]}") from error
 
 
 def parse_time(text: str) -> datetime:
-    """Return the moment in a text such as ``2017-09-18T08:22:00Z``; raise ValueError for any other text."""
+    """Return the time in a text such as ``2017-09-18T08:22:00Z``; raise ValueError for any other text."""
     at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)

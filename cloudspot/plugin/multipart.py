@@ -1,4 +1,4 @@
-"""Stream into an object store: parts are uploaded in parallel, and the last request makes them an object."""
+"""Stream into an object store: parts are uploaded in parallel, and the final request joins them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from cloudspot.interfaces import Data, Upload
 
 PART_BYTES: Final = 16 << 20
 NUM_THREADS: Final = 4
-"""The parts that are uploaded at once. One more buffer is filled meanwhile, which makes 80 MiB in all."""
+"""How many parts are uploaded at once. In the meantime one more buffer is filled, which makes 80 MiB in
+total."""
 GROWTH_EVERY: Final = 1000
-"""Parts double in size after each 1,000 parts; stores accept 10,000, which then have 16 TiB."""
+"""The part size doubles after every 1,000 parts; stores accept 10,000 parts, which then hold 16 TiB."""
 
 _log = logging.getLogger(__name__)
 
 
 class Passing(TransientError):
-    """The store did nothing this time, so that any request may be repeated, even a create-only one."""
+    """The store did nothing this time, so any request can be repeated, even a create-only one."""
 
 
 class UploadGone(CloudspotError):
@@ -35,14 +36,14 @@ class UploadGone(CloudspotError):
 class PartedRequests(ABC):
     """The requests of one upload to one key, which a plugin implements. Thread-safe.
 
-    Each makes one attempt, within ``self.bucket.asking(verb, self.key)``, which yields the client and
-    translates errors. The verb is ``self.verb`` for the requests that make the object (``complete`` and
-    ``put``), else ``write``. ``writer`` is stored with the object as metadata, so that an upload whose answer
-    was lost recognizes its own object. All raise the same errors as ObjectStore's methods, and:
+    Each request makes one attempt, within ``self.bucket.asking(verb, self.key)``, which yields the client and
+    translates errors. The verb is ``self.verb`` for the requests that create the object (``complete`` and
+    ``put``), else ``write``. ``writer`` is stored in the object's metadata, so that an upload whose answer
+    was lost recognizes its own object. All requests raise the same errors as ObjectStore's methods, and also:
 
     Raises:
         Passing: nothing was done.
-        UploadGone: the upload that ``begin`` began no longer exists.
+        UploadGone: the upload started by ``begin`` no longer exists.
     """
 
     bucket: Any
@@ -63,7 +64,7 @@ class PartedRequests(ABC):
 
     @abstractmethod
     def begin(self, writer: str) -> str:
-        """Begin an upload in parts; return its id.
+        """Start an upload in parts; return its id.
 
         If the service has no such request, return an id that is unique for the key, such as
         ``secrets.token_hex(8)``, use it to distinguish the parts of different uploads, and keep ``writer``
@@ -72,21 +73,21 @@ class PartedRequests(ABC):
 
     @abstractmethod
     def send(self, upload_id: str, number: int, part: memoryview) -> Any:
-        """Send part ``number``, from 1, and return its name for ``complete``; keep no view of it."""
+        """Send part ``number``, from 1, and return its name for ``complete``; keep no view of the part."""
 
     @abstractmethod
     def complete(self, upload_id: str, parts: Sequence[Any]) -> None:
-        """Make the object from the parts, create-only if the upload is."""
+        """Create the object from the parts; create-only if the upload is."""
 
     @abstractmethod
     def put(self, writer: str, data: memoryview) -> None:
-        """Store the whole object in one request, create-only if the upload is; keep no view of it."""
+        """Store the whole object in one request, create-only if the upload is; keep no view of the data."""
 
     @abstractmethod
     def drop(self, upload_id: str) -> None:
-        """Delete the upload's parts; do nothing if the store has no such request and deletes them by itself.
+        """Delete the upload's parts; do nothing if the store has no such request and deletes them itself.
 
-        If parts stay and are billed, ``Bucket.list_uploads`` must list them.
+        If parts remain and are billed, ``Bucket.list_uploads`` must list them.
         """
 
 
@@ -109,10 +110,10 @@ class PartedUpload(Upload):
         num_threads: int = NUM_THREADS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Do no I/O; ``key`` and the store's ``url`` are for messages.
+        """Do no I/O; ``key`` and the store's ``url`` are used in messages.
 
-        ``found_writer`` returns the writer of the object at the key ("" if unknown), or None if there is
-        none.
+        ``found_writer`` returns the writer of the object at the key ("" if unknown), or None if there is no
+        object.
         """
         self._requests = requests
         self._key = key
@@ -168,7 +169,7 @@ class PartedUpload(Upload):
         for part in self._parts:
             part.cancel()
         if self._pool is not None:
-            # A part that arrives after the abort would stay and be billed.
+            # A part that arrives after the abort would remain and be billed.
             self._pool.shutdown(wait=True)
         self._buffer = bytearray()
         self._free = queue.SimpleQueue()
@@ -184,7 +185,7 @@ class PartedUpload(Upload):
     # --- parts ------------------------------------------------------------------------------------
 
     def _next_buffer(self) -> None:
-        """Send the buffer, if there is one, and take another."""
+        """Send the current buffer, if any, and take another."""
         if self._buffer:
             self._send_part()
         size = self._part_bytes << (len(self._parts) // GROWTH_EVERY)
@@ -192,7 +193,7 @@ class PartedUpload(Upload):
             self._num_buffers += 1
             buffer = bytearray()
         else:
-            buffer = self._free.get()  # waits until a part was stored or has failed
+            buffer = self._free.get()  # waits until a part has been stored or has failed
         for part in self._parts:
             if part.done() and part.exception() is not None:
                 part.result()
@@ -232,29 +233,29 @@ class PartedUpload(Upload):
         Raises:
             ObjectExists: another writer's object was there first.
             TransientError: the outcome is still unknown.
-            CloudspotError: the parts are gone; upload again.
+            CloudspotError: the parts no longer exist; upload again.
         """
         try:
             settle(publish, is_ours=lambda: self._found_writer() == self._writer, sleep=self._sleep)
         except UploadGone as error:
             # A store may drop an upload whose condition has failed.
             if self._if_absent and self._found_writer() is not None:
-                raise ObjectExists(f"{self._url}: {self._key} exists") from error
+                raise ObjectExists(f"{self._url}: {self._key} already exists") from error
             raise CloudspotError(str(error)) from error
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ValueError(f"the upload of {self._key} was committed or aborted")
+            raise ValueError(f"the upload of {self._key} was already committed or aborted")
 
 
 def settle(
     publish: Callable[[], None], *, is_ours: Callable[[], bool], sleep: Callable[[float], None]
 ) -> None:
-    """Make an object by ``publish``, and repeat that after transient failures.
+    """Create an object by calling ``publish``, which is repeated after transient failures.
 
-    ``publish`` must be safe to repeat: a condition guards it, or it completes an upload. ``is_ours`` returns
-    whether the object at the key has this writer's mark, which shows the success of a call whose answer was
-    lost.
+    ``publish`` must be safe to repeat: either a condition guards it, or it completes an upload. ``is_ours``
+    returns whether the object at the key has this writer's mark, which shows that a call whose answer was
+    lost has succeeded.
 
     Raises:
         ObjectExists: another writer's object was there first.

@@ -17,12 +17,12 @@ _NUM_SHOWN: Final = 5
 
 
 class NameRule(NamedTuple):
-    """The form of the names in one option."""
+    """The format of the names in one option."""
 
     kind: str
     """The kind with its article, such as ``a region``."""
     pattern: str
-    """A regular expression for the whole name."""
+    """A regular expression that the whole name must match."""
     example: str
 
 
@@ -30,7 +30,7 @@ class OptionChecks:
     """Checks the options of ``[providers.NAME]``; every error names the option."""
 
     def __init__(self, provider: str, names: Mapping[str, NameRule]) -> None:
-        """Keep the provider's name and the rule for each option with one or several names."""
+        """Keep the provider's name and the rule for each option that holds one or several names."""
         self._provider = provider
         self._names = names
 
@@ -39,7 +39,7 @@ class OptionChecks:
         return FieldError(("providers", self._provider, field), text)
 
     def require_valid_names(self, options: msgspec.Struct) -> None:
-        """Refuse a name that cannot exist.
+        """Refuse names that cannot exist.
 
         Raises:
             FieldError: a name is invalid. All methods that begin with ``require`` raise this error.
@@ -52,21 +52,21 @@ class OptionChecks:
                     raise self.error(field, text)
 
     def require_unique(self, **values: Sequence[str]) -> None:
-        """Refuse an option that has the same value twice; ``values`` has the options by name."""
+        """Refuse an option that contains the same value twice; ``values`` holds the options by name."""
         for field, named in values.items():
             for i, value in enumerate(named):
                 if value in named[:i]:
                     raise self.error(field, f'names "{value}" twice')
 
     def require_zones_in(self, regions: Sequence[str], zones: Sequence[str]) -> None:
-        """Refuse a zone outside the named regions (if there are any), and a region without a zone."""
+        """Refuse a zone outside the named regions (if any are named), and a region without a zone."""
         wrong = [zone for zone in zones if regions and region_of(zone, regions) is None]
         if wrong:
             raise self.error("zones", f'"{wrong[0]}" is not in region {" or ".join(regions)}')
         self._require_each(regions, "zones", [region_of(zone, regions) for zone in zones])
 
     def require_ids_in(self, regions: Sequence[str], **ids: Sequence[str]) -> None:
-        """Refuse ids, by option, that are not written for these ``regions``.
+        """Refuse ids, given by option, that are not written as these ``regions`` require.
 
         With ``regions``, an id is written ``REGION/ID``; without, it is written alone.
         """
@@ -111,7 +111,8 @@ class OptionChecks:
     ) -> None:
         """Refuse more than ``most`` tags, and tags that cloudspot or the cloud sets itself.
 
-        ``prefix`` is reserved by the cloud, in addition to cloudspot's prefix; ``reserved`` are whole names.
+        ``prefix`` is reserved by the cloud, in addition to cloudspot's own prefix; ``reserved`` holds
+        complete names.
         """
         if len(tags) > most:
             raise self.error(field, f"expected at most {most}, got {len(tags)}")
@@ -122,10 +123,10 @@ class OptionChecks:
     def one_a_zone(
         self, field: str, kind: str, found: Iterable[tuple[str, str]], *, is_named: bool, zones: Sequence[str]
     ) -> dict[str, str]:
-        """Return an id, such as a subnet's, for each of ``zones``, or for all zones if it is empty.
+        """Return an id, such as a subnet's, for each of ``zones``, or for all zones if ``zones`` is empty.
 
-        ``found`` has pairs of a zone and an id. If ``is_named``, the option ``field`` names these ids, and a
-        zone may have only one. ``kind`` is the kind of resource, such as ``subnet``.
+        ``found`` holds pairs of a zone and an id. If ``is_named``, the option ``field`` names these ids, and
+        a zone may have only one. ``kind`` is the kind of resource, such as ``subnet``.
         """
         chosen: dict[str, str] = {}
         for zone, id_ in sorted(found, key=lambda pair: pair[1]):
@@ -140,14 +141,14 @@ class OptionChecks:
     def unknown_region(
         self, field: str, region: str, known: Collection[str], *, where: str = ""
     ) -> FieldError:
-        """Return the error for a region that is not among the known ones, which come from ``where``."""
+        """Return the error for a region that is not in ``known``, whose regions come from ``where``."""
         names = ", ".join(sorted(known)[:_NUM_SHOWN])
         more = ", ..." if len(known) > _NUM_SHOWN else ""
         advice = _did_you_mean(region, known) or f"; there are {names}{more}"
         return self.error(field, f'there is no region "{region}"{where}{advice}')
 
     def unknown_type(self, field: str, name: str, known: Collection[str], *, where: str) -> FieldError:
-        """Return the error for a machine type that the regions in ``where`` do not have."""
+        """Return the error for a machine type that the regions in ``where`` lack."""
         return self.error(field, f'{where} has no "{name}"{_did_you_mean(name, known)}')
 
 
@@ -157,12 +158,12 @@ def region_of(zone: str, regions: Iterable[str]) -> str | None:
 
 
 def ids_in(region: str, ids: Iterable[str]) -> tuple[str, ...]:
-    """Return the ids from the entries written ``REGION/ID`` for this region."""
+    """Return the ids in the entries written ``REGION/ID`` for this region."""
     return tuple(one.removeprefix(f"{region}/") for one in ids if one.startswith(f"{region}/"))
 
 
 def prices_in(region: str, prices: Mapping[str, float]) -> dict[str, float]:
-    """Return the region's prices by machine type; a price for ``REGION/TYPE`` overrides a general one."""
+    """Return the region's prices by machine type; a price for ``REGION/TYPE`` overrides a general price."""
     own = {name.partition("/")[2]: price for name, price in prices.items() if name.startswith(f"{region}/")}
     return {name: price for name, price in prices.items() if "/" not in name} | own
 
@@ -173,7 +174,7 @@ def _did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def data_cache_variable(provider: str, path: str | None) -> dict[str, str]:
-    """Return the variable of a boot profile with the path in ``providers.NAME.data_cache``.
+    """Return the boot profile's variable that holds the path in ``providers.NAME.data_cache``.
 
     Raises:
         FieldError: the path is not absolute.

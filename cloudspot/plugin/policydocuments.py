@@ -11,11 +11,11 @@ _NEGATIONS: Final = ("NotAction", "NotResource", "NotPrincipal")
 
 
 def excess(found: Iterable[Document], wanted: Iterable[Document]) -> list[str]:
-    """Return a line for each permission in the ``found`` policies that the ``wanted`` policies do not allow.
+    """Return a line for each permission in the ``found`` policies that the ``wanted`` policies do not grant.
 
     Statements that deny something are ignored, because they only restrict. A statement that allows something
-    is covered by a wanted statement that includes its actions, resources and principals, and has no further
-    condition. A statement whose extent is not clear, for example with a ``NotAction``, counts as excess.
+    is covered by a wanted statement that includes its actions, resources and principals and has no further
+    condition. A statement whose scope is unclear, for example with a ``NotAction``, counts as excess.
     """
     allowed = [one for document in wanted for one in _statements(document) if one.get("Effect") == "Allow"]
     lines = []
@@ -66,7 +66,7 @@ def _statements(document: Document) -> Sequence[Mapping[str, Any]]:
 
 
 def _principals(statement: Mapping[str, Any]) -> list[str]:
-    """Return the statement's principals, such as ``Service vm.example.com``; ``[""]`` if it names none."""
+    """Return the statement's principals, such as ``Service vm.example.com``, or ``[""]`` if it names none."""
     found = statement.get("Principal", "")
     if not isinstance(found, Mapping):
         return [str(found)]

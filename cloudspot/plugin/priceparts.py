@@ -10,18 +10,18 @@ import msgspec
 from cloudspot.model import Offer, PricePart
 
 HOURS_A_MONTH: Final = 730.0
-"""The hours of an average month, for price lists with monthly prices."""
+"""The hours in an average month, for price lists with monthly prices."""
 _DECIMALS: Final = 6
 
 Extras = Mapping[str, float | None]
-"""Hourly prices by name, such as ``disk``; None for a price that is not known."""
+"""Hourly prices by name, such as ``disk``; None for an unknown price."""
 
 
 def with_extras(offer: Offer, extras: Extras, *, on_demand: Extras | None = None) -> Offer:
-    """Return a machine's offer with the extras added to its price, and with the parts of the price.
+    """Return a machine's offer with the extras added to its price and listed among its price parts.
 
-    Unknown extras are not in the price, which the parts show. ``on_demand`` are the extras on demand, if they
-    differ.
+    Unknown extras are not included in the price; the price parts show this. ``on_demand`` holds the on-demand
+    extras, if they differ.
     """
     parts = {"machine": offer.price_per_hour, **extras}
     return msgspec.structs.replace(
@@ -34,7 +34,7 @@ def with_extras(offer: Offer, extras: Extras, *, on_demand: Extras | None = None
 
 
 def price_with_extras(offer: Offer, machine: float) -> float:
-    """Return the offer's price for a machine at this price, with the offer's extras."""
+    """Return the offer's price if its machine has this price, including the offer's extras."""
     return round(machine + offer.extras_per_hour, _DECIMALS)
 
 

@@ -1,4 +1,4 @@
-"""Several regions of a cloud whose API serves one region: a provisioner for each, and one for all."""
+"""Several regions of a cloud whose API serves one region: one provisioner per region, and one for all."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from cloudspot.plugin.terminating import result_of
 
 
 class RegionalProvider(CloudProvider[Options, Clients]):
-    """A provider with an option ``regions``; without it, everything is in the region of its clients."""
+    """A provider with an option ``regions``; without it, everything is in its clients' region."""
 
     @property
     @abstractmethod
     def regions(self) -> Sequence[str]:
-        """Return the regions in the option."""
+        """Return the regions that the option names."""
 
     @abstractmethod
     def in_region(self, region: str) -> tuple[Options, Clients]:
@@ -40,18 +40,18 @@ class RegionalProvider(CloudProvider[Options, Clients]):
 
     @abstractmethod
     def transfer_price(self, offer: Offer) -> float:
-        """Return ``Offer.transfer_price_per_gib`` of an offer in one of the regions."""
+        """Return ``Offer.transfer_price_per_gib`` for an offer in one of the regions."""
 
     @abstractmethod
     def make_provisioner_of(self, options: Options, clients: Clients) -> Provisioner:
-        """Return the provisioner of the clients' region."""
+        """Return the provisioner for the clients' region."""
 
     @abstractmethod
     def check_region(self, options: Options, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
         """Return the lines of ``check`` for the clients' region."""
 
     def image_host_of(self, options: Options, clients: Clients) -> ImageHost:
-        """Return the image host of the clients' region; the default has none."""
+        """Return the image host for the clients' region; by default there is none."""
         return super().image_host()
 
     @abstractmethod
@@ -60,10 +60,10 @@ class RegionalProvider(CloudProvider[Options, Clients]):
 
     @abstractmethod
     def inventories_of(self, options: Options, clients: Clients) -> Sequence[Inventory]:
-        """Return the inventories of the clients' region."""
+        """Return the inventories for the clients' region."""
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
-        """Return the inventories of the options' regions, or of all; see Provider."""
+        """Return the inventories for the options' regions, or for all regions; see Provider."""
         regions = self.account_regions() if all_regions else self.regions
         if not regions:
             return self.inventories_of(self.options, self.clients)
@@ -78,20 +78,20 @@ class RegionalProvider(CloudProvider[Options, Clients]):
         if self.regions:
             option = f"providers.{self.name}.region={self.regions[0]}"
             raise SpecError(
-                f"providers.{self.name}.regions: each region has its own images; choose one, as with "
+                f"providers.{self.name}.regions: each region has its own images; choose one region, as with "
                 f"--set providers.{self.name}.regions=[] --set {option}"
             )
         return self.image_host_of(self.options, self.clients)
 
     def make_provisioner(self, clients: Clients) -> Provisioner:
-        """Return the provisioner of the only region, or of all regions in the options."""
+        """Return the provisioner for the only region, or for all regions in the options."""
         if not self.regions:
             return self.make_provisioner_of(self.options, clients)
         each = {region: self.make_provisioner_of(*self.in_region(region)) for region in self.regions}
         return RegionalProvisioner(each, self.transfer_price)
 
     def run_checks(self, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
-        """Return the lines of each region, with its name before them."""
+        """Return the lines for each region, preceded by its name."""
         if not self.regions:
             return self.check_region(self.options, clients, resources)
         return [
@@ -104,20 +104,20 @@ class RegionalProvider(CloudProvider[Options, Clients]):
 class RegionalProvisioner(Provisioner):
     """The machines of several regions. Thread-safe.
 
-    Each region's offers name their ``region``, and its requests have it in their bodies.
+    Each region's offers name their ``region``, and its requests contain the region in their bodies.
     """
 
     def __init__(
         self, each: Mapping[str, Provisioner], transfer_price: Callable[[Offer], float] = lambda _: 0.0
     ) -> None:
-        """Take a provisioner for each region, and a function for ``Offer.transfer_price_per_gib``."""
+        """Take a provisioner per region, and a function that returns ``Offer.transfer_price_per_gib``."""
         self._each = dict(each)
         self._transfer_price = transfer_price
         self.token_seconds = min(one.token_seconds for one in each.values())
         self.absence_proves_after_seconds = max(one.absence_proves_after_seconds for one in each.values())
         self._lock = threading.Lock()
         self._seen_in: dict[str, str] = {}
-        """The region of each machine, by its id."""
+        """The region in which each machine was seen, by its id."""
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
         """Return the request for the region of the group's offer."""
@@ -127,13 +127,13 @@ class RegionalProvisioner(Provisioner):
         """Create the machines in the region that the request names."""
         region = str(request.request.body.get("region"))
         if region not in self._each:
-            raise ProvisionError(f"the launch is for {region}, and the job's regions are {self._names}")
+            raise ProvisionError(f"the launch is for {region}, but the job's regions are {self._names}")
         created = self._each[region].create(request)
         self._note(region, created.instances)
         return created
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Publish the facts to the machines of each region, even if that fails in another region."""
+        """Publish the facts to the machines of each region, even if this fails in another region."""
         groups: dict[str, list[Instance]] = defaultdict(list)
         for one in instances:
             groups[self._found(one.id)].append(one)
@@ -143,8 +143,7 @@ class RegionalProvisioner(Provisioner):
         """Return the machines of all regions.
 
         Raises:
-            TransientError: a region did not answer, so that a machine's absence from the others proves
-            nothing.
+            TransientError: a region did not answer, so a machine's absence from the others proves nothing.
         """
         found: list[Instance] = []
         for region, one in self._each.items():
@@ -154,9 +153,9 @@ class RegionalProvisioner(Provisioner):
         return InstancesResult(instances=tuple(found))
 
     def terminate(self, request: TerminateRequest) -> TerminateResult:
-        """End the machines, each in its region, or in all regions if that is not known.
+        """End the machines, each in its region, or in all regions if its region is unknown.
 
-        The regions are asked in parallel, so that a region that fails or hangs does not affect the others.
+        The regions are called in parallel, so that a region that fails or hangs does not affect the others.
         """
         groups: dict[str, list[str]] = defaultdict(list)
         with self._lock:
@@ -189,11 +188,11 @@ class RegionalProvisioner(Provisioner):
         return self._each[self._found(instance.id)].console(instance)
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Remove the resources that were made for the job in any region."""
+        """Remove the resources that were created for the job in any region."""
         _each_of(self._each, lambda region: self._each[region].release(job_id, store_url=store_url))
 
     def offers(self, request: OffersRequest) -> OffersResult:
-        """Return the offers of all regions, with the cost of moving checkpoints to and from each.
+        """Return the offers of all regions, including the cost of moving checkpoints to and from each region.
 
         Raises:
             SpecError: an option names something that does not exist in a region.
@@ -208,7 +207,7 @@ class RegionalProvisioner(Provisioner):
         )
 
     def current_price(self, offer: Offer) -> float | None:
-        """Return the present hourly price of a node of the offer, from its region."""
+        """Return the current hourly price of a node of the offer, from its region."""
         return self._of(offer).current_price(offer)
 
     def region_of(self, instance_id: str) -> str | None:
@@ -242,7 +241,7 @@ class RegionalProvisioner(Provisioner):
 
 
 def _each_of(regions: Iterable[str], call: Callable[[str], None]) -> None:
-    """Make the call for each region, then raise the first error, preferring one that is not transient."""
+    """Make the call for each region, then raise the first error, preferably one that is not transient."""
     errors: list[CloudspotError] = []
     for region in regions:
         try:

@@ -1,7 +1,7 @@
-"""Translate an SDK's errors into cloudspot's: the class says what to do next; the message is one line.
+"""Translate an SDK's errors into cloudspot's: the class states what to do next, and the message is one line.
 
-All calls that ask a cloud raise AuthError if credentials are bad or a permission is missing, and
-TransientError if the cloud does not answer. The docstrings of plugins name only other errors.
+All calls to a cloud raise AuthError if credentials are invalid or a permission is missing, and TransientError
+if the cloud does not answer. The docstrings of plugins name only other errors.
 """
 
 from __future__ import annotations
@@ -29,68 +29,69 @@ _URL: Final = re.compile(r"https?://[^\s\"']+|url: /\S+")
 
 
 class SdkErrors(ABC):
-    """The translation for one cloud; a subclass names the codes and reads the SDK's exceptions."""
+    """The translation for one cloud; a subclass lists the codes and reads the SDK's exceptions."""
 
     cloud: ClassVar[str]
-    """The cloud's name in messages."""
+    """How messages name the cloud."""
     raised: ClassVar[tuple[type[Exception], ...]]
-    """All errors that a request of the SDK may raise without a bug of ours."""
+    """All errors that a request through the SDK may raise even if our code has no bug."""
     secrets: ClassVar[re.Pattern[str]]
     """The pattern of text that must not reach a message."""
     expired: ClassVar[frozenset[str]] = frozenset()
-    """Codes of expired credentials."""
+    """Error codes for expired credentials."""
     renewal: ClassVar[str] = "renew them"
     """The advice about expired credentials."""
     skewed: ClassVar[frozenset[str]] = frozenset()
-    """Codes which mean that this machine's clock is wrong."""
+    """Error codes which mean that this machine's clock is wrong."""
     bad_keys: ClassVar[frozenset[str]] = frozenset()
-    """Codes of credentials that are not accepted."""
+    """Error codes for credentials that are not accepted."""
     denied: ClassVar[frozenset[str]] = frozenset()
-    """Codes which mean that valid credentials lack a permission."""
+    """Error codes for credentials that are valid but lack a permission."""
     throttled: ClassVar[frozenset[str]] = frozenset()
-    """Codes which mean that the service did nothing, so that even a create-only request may be repeated."""
+    """Error codes which mean that the service did nothing, so that even a create-only request may be
+    repeated."""
     passing: ClassVar[frozenset[str]] = frozenset()
-    """Codes of transient failures; statuses from 500 on count as such without a code."""
+    """Error codes of transient failures; statuses from 500 on count as transient even without a code."""
 
     @contextmanager
     def translated(self, what: str, codes: Codes = NO_CODES) -> Iterator[None]:
-        """Raise the SDK's errors as cloudspot's, with ``what`` before the reason.
+        """Raise the SDK's errors as cloudspot's, with messages that begin with ``what``.
 
-        ``codes`` takes precedence. An unknown code is a CloudspotError if the request was refused, and a
+        ``codes`` takes precedence. An unknown code becomes a CloudspotError if the request was refused, and a
         TransientError if the service failed.
         """
         try:
             yield
         except self.raised as error:
             raise self.translation(error, what, codes) from error
-        except RecursionError as error:  # an answer that is nested too deeply to be decoded
+        except RecursionError as error:  # the answer is nested too deeply to be decoded
             raise unreadable(what) from error
 
     @abstractmethod
     def translation(self, error: BaseException, what: str, codes: Codes = NO_CODES) -> CloudspotError:
         """Return the error that ``translated`` raises for an SDK's error; the message begins with ``what``.
 
-        A subclass distinguishes three cases. For an answer that is an error, return ``self.refusal(error,
-        what, codes)``, which calls ``code_of``, ``status_of`` and ``message_of``. Without credentials, or
-        with credentials that the SDK rejects, return an AuthError that names their source. Without an answer
-        (no connection, a time limit, an incomplete body), return a TransientError with
+        A subclass distinguishes three cases. If the service answered with an error, return
+        ``self.refusal(error, what, codes)``, which calls ``code_of``, ``status_of`` and ``message_of``.
+        If there are no credentials, or the SDK rejects them, return an AuthError that names their source.
+        If there was no answer (no connection, a time limit, an incomplete body), return a TransientError with
         ``self.innermost(error)``.
         """
 
     @abstractmethod
     def code_of(self, error: BaseException) -> str:
-        """Return the service's code of an error, or "" if there is none."""
+        """Return the service's code for an error, or "" if there is none."""
 
     @abstractmethod
     def status_of(self, error: BaseException) -> int:
-        """Return the HTTP status of an answer that is an error, or 0 if there was no answer."""
+        """Return the HTTP status of an error answer, or 0 if there was no answer."""
 
     @abstractmethod
     def message_of(self, error: BaseException) -> str:
-        """Return the service's message as one line without secrets, or "" if there is none."""
+        """Return the service's message as one line without secrets, or "" if there is no message."""
 
     def shown(self, error: BaseException) -> str:
-        """Return the service's message with its code."""
+        """Return the service's message together with its code."""
         said = self.message_of(error) or f"HTTP status {self.status_of(error)}"
         code = self.code_of(error)
         return f"{said} ({code})" if code else said
@@ -100,11 +101,11 @@ class SdkErrors(ABC):
         return code in self.denied or status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 
     def is_throttled(self, error: BaseException) -> bool:
-        """Return whether the service throttled the request, and did nothing."""
+        """Return whether the service throttled the request and did nothing."""
         return self.code_of(error) in self.throttled
 
     def unless_throttled(self, call: Callable[[], Result]) -> Result:
-        """Return the result of ``call``, which is repeated if the service throttled it."""
+        """Return the result of ``call``, repeating it if the service throttled it."""
         return retry(call, kind=Exception, when=self.is_throttled, waits=THROTTLE_WAITS, sleep=time.sleep)
 
     def one_line(self, text: str) -> str:
@@ -113,7 +114,7 @@ class SdkErrors(ABC):
         return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 3] + "..."
 
     def refusal(self, error: BaseException, what: str, codes: Codes = NO_CODES) -> CloudspotError:
-        """Return the error for an answer of the service."""
+        """Return the error that corresponds to a service's error answer."""
         code, status, shown = self.code_of(error), self.status_of(error), self.shown(error)
         if code in codes:
             return codes[code](f"{what}: {shown}")
@@ -137,7 +138,7 @@ class SdkErrors(ABC):
     def innermost(self, error: object) -> str:
         """Return the innermost reason of an error, such as "Connection refused" or "timed out".
 
-        It has no URLs, because they may be signed.
+        The reason contains no URLs, because they may be signed.
         """
         cause = error
         while True:
@@ -162,10 +163,10 @@ class UnknownRole(ProvisionError):
 def launch_refusal(
     found: CloudspotError, *, option: str | None, role_option: str, quota_advice: str
 ) -> CloudspotError:
-    """Return the error for the controller for a refused launch.
+    """Return the error that the controller gets for a refused launch.
 
-    A refusal without a more specific class is a ProvisionError: this request will never succeed. Its message
-    names the ``option`` at fault, such as ``providers.NAME.image``, if that is known. If this is
+    A refusal without a more specific class becomes a ProvisionError: this request will never succeed. Its
+    message names the ``option`` at fault, such as ``providers.NAME.image``, if it is known. If that option is
     ``role_option``, which names the machines' role, the error is an UnknownRole.
     """
     if isinstance(found, QuotaError):

@@ -1,4 +1,4 @@
-"""The shared parts of plugins that keep images of machines: tags, names, finding and making images."""
+"""The parts shared by plugins that keep machine images: tags, names, and finding and making images."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from cloudspot.model import Instance, MachineImage, Offer, Resources
 from cloudspot.plugin.launchrequests import disk_gib
 
 SETUP: Final = "cloudspot-setup"
-"""The tag with the key of the setup, which only cloudspot's images have."""
+"""The tag that holds the setup's key; only cloudspot's images have it."""
 BASE: Final = "cloudspot-base"
-"""The tag with ``base_digest``."""
+"""The tag that holds the ``base_digest``."""
 JOB_NAME: Final = "cloudspot-name"
-"""The tag with the name in the job file."""
+"""The tag that holds the name in the job file."""
 IMAGE_IS_GONE: Final = "the image with the job's setup was removed; machines run the setup again"
-"""The reason if a launch from it is refused; later launches start from the image that the job names."""
+"""The reason given when a launch from such an image is refused; later launches start from the image that the
+job names."""
 
 
 class TaggedImageHost(ImageHost):
-    """Images that are found by their tags, in a cloud that refuses a second image of the same name."""
+    """Images that are found by their tags, in a cloud that refuses a second image with the same name."""
 
     def __init__(self, base: str) -> None:
-        """Take the result of ``base_digest``; do no I/O."""
+        """``base`` is the result of ``base_digest``; do no I/O."""
         self._base = base
 
     def find(self, key: str) -> MachineImage | None:
-        """Return an image that is ready, else one that may become ready, else one that failed, else None."""
+        """Return an image that is ready, else one that may become ready, else a failed one, else None."""
         ranked = sorted(
             self.listed({SETUP: key, BASE: self._base}),
             key=lambda one: (one.is_ready, not one.failure, str(one.created_at), one.id),
@@ -39,13 +40,13 @@ class TaggedImageHost(ImageHost):
         return ranked[-1] if ranked else None
 
     def images(self) -> Sequence[MachineImage]:
-        """Return all of cloudspot's images in the account, of any setup."""
+        """Return all of cloudspot's images in the account, for any setup."""
         return self.listed({})
 
     def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
-        """Begin to make the image of a running machine that has written everything to its disk.
+        """Start making the image of a running machine that has written everything to its disk.
 
-        The call is safe to repeat, because of the image's name.
+        The call is safe to repeat, because the image's name prevents a second image.
         """
         found = self.find(key)
         if found is not None and not found.failure:
@@ -66,17 +67,17 @@ class TaggedImageHost(ImageHost):
 
     @abstractmethod
     def listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
-        """Return cloudspot's images that have all the tags, in any state except being removed."""
+        """Return cloudspot's images that have all the tags, in any state except those being removed."""
 
     @abstractmethod
     def begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
-        """Request an image with the tags; an existing image of the name is no error."""
+        """Request an image with the tags; an existing image with the name is no error."""
 
 
 def base_digest(image: str, *, has_cloudspot: bool) -> str:
-    """Return the tag's value for the image on which the setup ran, by its name in the options.
+    """Return the tag value for the image on which the setup ran, from that image's name in the options.
 
-    An image that includes cloudspot is used only by that version, because nothing is installed on it.
+    An image that contains cloudspot is used only by that version, because nothing is installed on it.
     """
     said = f"{image} {__version__}" if has_cloudspot else image
     return hashlib.sha256(said.encode()).hexdigest()[:12]
@@ -88,9 +89,9 @@ def image_of(offer: Offer) -> str | None:
 
 
 def counted_gib(base_gib: int, image: MachineImage, resources: Resources, *, wanted_bytes: int) -> int:
-    """Return the image's size for ``disk_gib``: that of the image on which the setup ran, if that is enough.
+    """Return the image size to pass to ``disk_gib``: the size of the setup's base image, if that is enough.
 
-    The image is as large as the whole disk of the machine that ran the setup, including its free room.
+    The new image is as large as the whole disk of the machine that ran the setup, including its free space.
     """
     least = int(image.size_gib or 0)
     return base_gib if disk_gib(base_gib, resources, wanted_bytes=wanted_bytes) >= least else least

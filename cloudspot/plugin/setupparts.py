@@ -1,4 +1,4 @@
-"""The base of the parts of a cloud's account setup, with its translation of errors."""
+"""The base of the parts of a cloud's account setup, including the translation of errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _BY_THE_ORGANISATION: Final = (
 
 
 class CloudPart(SetupPart):
-    """A part that a subclass looks at, makes and removes, with its SDK's own errors."""
+    """A part that a subclass inspects, creates and removes, raising its SDK's own errors."""
 
     provider: ClassVar[str]
     """The provider's name."""
     errors: ClassVar[SdkErrors]
     forbids: ClassVar[tuple[str, ...]] = ()
-    """Words in the cloud's message if a policy forbids the action for every caller."""
+    """Words in the cloud's message which mean that a policy forbids the action for every caller."""
     is_store = False
 
     def __init__(
@@ -48,7 +48,7 @@ class CloudPart(SetupPart):
             return self.state(is_own=is_own)
 
     def make(self) -> None:
-        """Make the part; see SetupPart."""
+        """Create the part; see SetupPart."""
         with self.explained(f"making {self.kind} {self.name}"):
             self.create()
 
@@ -63,7 +63,7 @@ class CloudPart(SetupPart):
 
     @abstractmethod
     def create(self) -> None:
-        """Make the part, for ``make``."""
+        """Create the part, for ``make``."""
 
     @abstractmethod
     def delete(self) -> str | None:
@@ -87,7 +87,7 @@ class CloudPart(SetupPart):
 
 
 def state_of(*, is_own: bool, differences: Sequence[str], lacks: Sequence[str] = ()) -> PartState:
-    """Return the state of an existing part; its differences are repaired if it is one's own, else excess."""
+    """Return the state of an existing part; differences can be repaired only if this setup created it."""
     if is_own:
         return PartState(exists=True, lacks=(*differences, *lacks))
     return PartState(exists=True, excess=tuple(differences), lacks=tuple(lacks))

@@ -1,4 +1,4 @@
-"""End many machines, and report the refused ones, independently of each other."""
+"""End many machines independently of one another, and report those that were refused."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from cloudspot.calls import Refused, TerminateResult
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 
 _OF_THE_ACCOUNT: Final = (AuthError, TransientError)
-"""Errors that concern no single machine; if no machine could be ended, one of them is raised."""
+"""Errors that do not concern a single machine; if no machine could be ended, one of them is raised."""
 
 
 def end_all(
     instance_ids: Sequence[str], end: Callable[[Sequence[str]], None], *, at_once: int = 1
 ) -> TerminateResult:
-    """End each machine once; ``end`` takes up to ``at_once`` of them.
+    """End each machine once; ``end`` accepts up to ``at_once`` of them.
 
-    If it refuses several machines, perhaps because of one, each is tried by itself, unless the service did
-    not answer.
+    If ``end`` refuses several machines, perhaps because of one of them, each is tried separately, unless the
+    service did not answer.
 
     Raises:
         AuthError: none of the machines could be ended, and a permission was missing at least once.
-        TransientError: none of them could be ended; call again.
+        TransientError: none of the machines could be ended; call again.
     """
     ids = list(dict.fromkeys(instance_ids))
     parts = [ids[start : start + at_once] for start in range(0, len(ids), at_once)]
@@ -33,7 +33,7 @@ def end_all(
 
 
 def result_of(errors: dict[str, CloudspotError], num_machines: int) -> TerminateResult:
-    """Return the result with these errors by machine, or raise an error as ``end_all`` does."""
+    """Return the result with these errors by machine, or raise an error in the same cases as ``end_all``."""
     if errors and len(errors) == num_machines:
         found = list(errors.values())
         if all(isinstance(one, _OF_THE_ACCOUNT) for one in found):

@@ -14,15 +14,15 @@ from cloudspot.story.states import live_members
 from cloudspot.train.rounds.interval import LONGEST_AUTO_SECONDS
 
 SILENT_SECONDS = 5 * 60.0
-"""A node without a heartbeat for this long is silent; heartbeats come every few seconds."""
+"""A node without a heartbeat for this long is silent; normally a heartbeat arrives every few seconds."""
 UNSAVED_SECONDS = 15 * 60.0
-"""The least time without a commit that is worth a warning; a store may fail for some minutes."""
+"""The least time without a commit that deserves a warning, because a store may fail for some minutes."""
 MAX_NAMED = 4
-"""If there are more nodes than this, only their number is given."""
+"""With more nodes than this, a warning gives only their number."""
 
 
 def warnings(history: History) -> tuple[str, ...]:
-    """Return the warnings, each once: those about checkpoints, then those from the nodes."""
+    """Return the warnings, each once: warnings about checkpoints, then warnings from the nodes."""
     texts = [
         f"checkpoint {skipped.checkpoint} did not verify and was skipped: {skipped.reason}"
         for generation in history.generations
@@ -37,9 +37,10 @@ def warnings(history: History) -> tuple[str, ...]:
 
 
 def unsaved(history: History) -> Iterator[str]:
-    """Yield a warning if a session trains on without a commit for three times the longest normal interval.
+    """Yield a warning if a session trains without a commit for three times the longest normal interval.
 
-    A full disk or a failing store costs saves and does not end a training. Times are by the machines' clocks.
+    A full disk or a failing store prevents saves but does not end a training. Times are taken from the
+    machines' clocks.
     """
     beats = [own_beat(history.launches[seat.launch - 1], seat.rank) for seat in live_members(history)]
     number = history.generations[-1].number if history.generations else 0
@@ -67,7 +68,7 @@ def unsaved(history: History) -> Iterator[str]:
 
 
 def idleness(history: History) -> str:
-    """Return a warning that names the idle nodes and their least idle time; empty if none are idle."""
+    """Return a warning that names the idle nodes and their least idle time; empty if no node is idle."""
     idle = {}
     for seat in live_members(history):
         beat = own_beat(history.launches[seat.launch - 1], seat.rank)
@@ -86,13 +87,13 @@ def _who(seats: Collection[Seat]) -> str:
 
 
 def _nodes(history: History) -> list[Seat]:
-    """Return the nodes of the newest generation, and those that came since."""
+    """Return the nodes of the newest generation and all newcomers."""
     seats = seats_of(history.current_launches, history.generations)
     return sorted({*seats.members, *seats.newcomers})
 
 
 def silence(history: History, now: datetime) -> Iterator[str]:
-    """Yield a warning about nodes whose heartbeats are overdue, by the reader's clock and theirs."""
+    """Yield a warning about nodes with overdue heartbeats, by the reader's clock and the nodes' clocks."""
     silent = {}
     for seat in _nodes(history):
         launch = history.launches[seat.launch - 1]

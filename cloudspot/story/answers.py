@@ -12,17 +12,17 @@ from cloudspot.jobstore.layout.records import CheckpointId, Commit, Notice
 
 @dataclass(frozen=True)
 class Answer:
-    """A notice, and the checkpoint that came after it."""
+    """A notice, and the checkpoint that answered it."""
 
     notice: Notice
     rank: int
     commit: CheckpointId | None
-    """The checkpoint committed after the notice, or None."""
+    """The checkpoint committed after the notice, or None if there was none."""
     committed_at: datetime | None
 
     @property
     def commit_seconds(self) -> float | None:
-        """Return the seconds from the notice to the commit."""
+        """The seconds from the notice to the commit."""
         return None if self.committed_at is None else (self.committed_at - self.notice.at).total_seconds()
 
 
@@ -38,7 +38,7 @@ def answers(history: History) -> Iterator[Answer]:
 
 
 def _commit_behind(history: History, launch: int, rank: int, notice: Notice) -> Commit | None:
-    """Return the commit with the final state of the generation that had the notice, or None."""
+    """Return the commit of the final state of the generation that had the notice, or None."""
     mine = [one for one in history.generations if rank in one.ranks(launch)]
     during = [one for one in mine if one.at <= notice.at]
     if not during:

@@ -1,4 +1,4 @@
-"""Find what limits a training, by measurements of its machines, and advise what to try; pure."""
+"""Find the bottleneck of a training from measurements of its machines, and advise what to try; pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LimitKind = Literal["data-loader", "saves", "gpu", "network", "cpu", "none"]
 DATA_WAIT = 0.15
 """If waiting for batches takes this share of the time or more, the data loader is the bottleneck."""
 SAVES = 0.05
-"""If saves take this share of the time or more, they are the bottleneck; ``"auto"`` stays below."""
+"""If saves take this share of the time or more, they are the bottleneck; ``"auto"`` keeps them below it."""
 BUSY = 0.85
-"""A GPU, a network or the cores with this share of use or more count as fully used."""
+"""A GPU, a network or the cores count as fully used from this share of use on."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Bottleneck:
 
     @property
     def text(self) -> str:
-        """Return the bottleneck and the advice in one line."""
+        """The bottleneck and the advice in one line."""
         return f"{_SAID[self.kind].format(self.share)}; {self.advice}"
 
 
@@ -55,9 +55,9 @@ _ADVICE: dict[LimitKind, str] = {
 
 
 def bottleneck(history: History) -> Bottleneck | None:
-    """Return the bottleneck of the newest measured generation, or None if nothing was measured yet.
+    """Return the bottleneck of the newest measured generation, or None if nothing has been measured yet.
 
-    A training goes at the pace of its slowest node, so the greatest of the nodes' figures counts.
+    A training goes at the pace of its slowest node, so the largest of the nodes' figures counts.
     """
     beats = _measured(history)
     found = [beat.utilization for beat in beats if beat.utilization is not None]
@@ -86,7 +86,7 @@ def _limit(kind: LimitKind, share: float) -> Bottleneck:
 
 
 def _measured(history: History) -> Sequence[Heartbeat]:
-    """Return the heartbeats of the newest generation's nodes that have measured something."""
+    """Return the heartbeats with measurements from the newest generation that has any."""
     for generation in reversed(history.generations):
         beats = [own_beat(history.launches[seat.launch - 1], seat.rank) for seat in generation.seats]
         found = [beat for beat in beats if beat is not None and beat.utilization is not None]
@@ -96,7 +96,7 @@ def _measured(history: History) -> Sequence[Heartbeat]:
 
 
 def _saves(history: History, beats: Sequence[Heartbeat]) -> float:
-    """Return the share of the time spent on saves: the cost of one over the time between two."""
+    """Return the share of the time spent on saves: the cost of a save over the time between two saves."""
     lost = [beat.save_cost.lost_seconds or 0.0 for beat in beats if beat.save_cost is not None]
     stall = max([*(beat.stall_seconds or 0.0 for beat in beats), *lost], default=0.0)
     newest = (

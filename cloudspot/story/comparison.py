@@ -1,4 +1,4 @@
-"""Compare jobs: their job files, code and results; pure."""
+"""Compare jobs by their job files, code and results; pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudspot.story.report import show_json
 MAX_TEXT_BYTES = 256 << 10
 """The largest file that is shown as a diff; a larger file is only reported as different."""
 MAX_DIFF_LINES = 200
-"""The most lines shown of one file's diff."""
+"""The maximum number of lines shown of one file's diff."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CodeFile:
     digest: bytes
     """The digest of the content, the mode and a symlink's target."""
     text: str | None
-    """The content, or None if it is too large or not text."""
+    """The content, or None if the file is too large or not text."""
 
 
 def code_files(members: Iterable[Member]) -> dict[str, CodeFile]:
@@ -50,8 +50,9 @@ def _code_file(member: Member) -> CodeFile:
 def differing_fields(histories: Sequence[History]) -> list[dict[str, Any]]:
     """Return the job file fields that are not the same in all jobs.
 
-    Each has ``field`` and ``values``; the values are in the order of the jobs, and None where the field is
-    not set. Only the tables of the jobs' own providers are compared, because nothing reads the others.
+    Each entry has ``field`` and ``values``; the values are in the order of the jobs, with None where the
+    field is not set. Only the tables of the jobs' own providers are compared, because nothing reads the
+    others.
     """
     used = {history.submission.provider for history in histories}
 
@@ -73,7 +74,7 @@ def differing_fields(histories: Sequence[History]) -> list[dict[str, Any]]:
 
 
 def job_file_differences(a: History, b: History) -> list[dict[str, Any]]:
-    """Return the fields of two jobs' job files that differ, as ``field_differences`` does."""
+    """Return the fields that differ between two jobs' job files, in the form of ``field_differences``."""
     return [
         {"field": one["field"], "a": one["values"][0], "b": one["values"][1]}
         for one in differing_fields((a, b))
@@ -91,7 +92,7 @@ def field_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[s
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of the tables by their paths; a list is one value."""
+    """Yield the leaves of the tables by their paths; a list counts as one value."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from _flat(f"{prefix}.{name}" if prefix else str(name), inner)
@@ -119,7 +120,7 @@ def code_differences(a: Mapping[str, CodeFile], b: Mapping[str, CodeFile]) -> li
 
 
 def _diff(path: str, a: CodeFile | None, b: CodeFile | None) -> list[str] | None:
-    """Return the lines of the unified diff; None if there is no text to compare."""
+    """Return the lines of the unified diff, or None if there is no text to compare."""
     texts = [one.text for one in (a, b) if one is not None]
     if any(text is None for text in texts):
         return None

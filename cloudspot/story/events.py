@@ -57,13 +57,13 @@ class Event:
     kind: EventKind
     text: str
     at: datetime | None = None
-    """The time in its record, or None if there is no record."""
+    """The time in the event's record, or None if it has no record."""
     outcome: str | None = None
-    """The outcome of a node or the job that ended."""
+    """The outcome of the node or the job that has ended."""
 
 
 def diff(old: History | None, new: History) -> tuple[Event, ...]:
-    """Return the events that ``new`` has beyond ``old`` (all if that is None), roughly in order of time."""
+    """Return the events of ``new`` that ``old`` lacks (all if ``old`` is None), roughly in order of time."""
     return tuple(_diff(old, new))
 
 
@@ -104,7 +104,7 @@ def _turned(turn: Turn) -> Event:
 
 
 def stop_text(stop: StopRequest, kept: Kept | None = None) -> str:
-    """Return in one line why the job was asked to end, or the machine that is kept, with the figures."""
+    """Return a line that says why the job was asked to end, or that a kept machine ends, with the figures."""
     figures = f"; {stop.detail}" if stop.detail else ""
     ends = "the job checkpoints and ends"
     if kept is not None and kept.at <= stop.at:
@@ -113,7 +113,7 @@ def stop_text(stop: StopRequest, kept: Kept | None = None) -> str:
 
 
 def turn_text(turn: Turn) -> str:
-    """Return in one line how the job's state has changed."""
+    """Return a line that says how the job's state has changed."""
     if isinstance(turn, Suspended):
         return f"job suspended{_because(turn.detail)}"
     if isinstance(turn, Resumed):
@@ -158,7 +158,7 @@ def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Eve
 
 
 def launch_text(intent: Intent) -> str:
-    """Return in one line the machines that a launch requests, and the reason."""
+    """Return a line with the machines that a launch requests, and the reason."""
     offer = intent.offer
     text = (
         f"launch {intent.launch} ({intent.why}): {intent.num_nodes} x {offer.instance_type} in {offer.zone}, "
@@ -197,7 +197,7 @@ def _started(history: History, generation: Generation) -> Iterator[Event]:
 
 
 def _changes(history: History, generation: Generation) -> str:
-    """Return which nodes have joined and left the generation, for the end of a line."""
+    """Return a phrase about the nodes that have joined and left the generation, for the end of a line."""
     before = history.generations[generation.number - 2].seats if generation.number > 1 else ()
     came = [seat for seat in generation.seats if seat not in before]
     went = [seat for seat in before if seat not in generation.seats]
@@ -224,7 +224,7 @@ def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Even
         yield Event(EventKind.KEPT, kept_text(launch.kept), launch.kept.at)
     end = launch_end(launch) if before is None or before.ended_at is None else None
     if end is not None:
-        why = "" if end.detail == told else _because(end.detail)  # not twice the same detail
+        why = "" if end.detail == told else _because(end.detail)  # avoids giving the same detail twice
         text = f"launch {launch.number} is over, {end.outcome}{why}"
         yield Event(EventKind.LAUNCH_ENDED, text, end.at)
 

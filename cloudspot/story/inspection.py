@@ -1,4 +1,4 @@
-"""The machine that is kept for inspection after a job has failed: which one, and for how long; pure."""
+"""The choice of the machine that is kept for inspection after a job has failed, and of its time; pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from cloudspot.jobstore.layout.records import Exit, Kept, Seat, new_nonce
 from cloudspot.story.ledger import bill, spent_in
 
 END_SECONDS = 120.0
-"""What it takes at most, as a rule, from a machine's own end to that of its bill."""
+"""The longest usual time from a machine's own end to the end of its bill."""
 OTHERS_SECONDS = 300.0
-"""How long the job's other machines are still paid for, as they end at the same time."""
+"""The time for which the job's other machines are still paid for, since they end at the same time."""
 
 
 def keep(
     spec: JobSpec, history: History, seat: Seat, *, detail: str, exit_code: int, now: datetime
 ) -> Kept | None:
-    """Return the record that keeps a node's machine from ``now`` on, or None where it must not be kept.
+    """Return the record that keeps a node's machine from ``now`` on, or None if it must not be kept.
 
-    That is where somebody has asked the job to stop, another node was kept, and where ``max_cost`` has no
-    room. Otherwise it is kept for ``keep_failed``, or for as long as ``max_cost`` has room.
+    A machine must not be kept if the job was asked to stop, if another node was kept, or if ``max_cost`` has
+    no room. Otherwise it is kept for ``keep_failed``, or for as long as ``max_cost`` allows.
     """
     launch = history.launch_of(seat)
     slot = None if launch is None else launch.claimed.get(seat.rank)
@@ -44,7 +44,7 @@ def keep(
 
 
 def keeping_seconds(spec: JobSpec, history: History, seat: Seat, now: datetime) -> float:
-    """Return for how long the node's machine may be kept; 0: not at all."""
+    """Return how long the node's machine may be kept; 0 if it may not be kept."""
     limits, launch = spec.limits, history.launch_of(seat)
     asked = limits.keep_failed or 0.0
     if limits.max_cost is None or launch is None:
@@ -63,9 +63,9 @@ def keeping_seconds(spec: JobSpec, history: History, seat: Seat, now: datetime) 
 
 
 def first_waiting(history: History, now: datetime) -> Exit | None:
-    """Return the exit record of the node that has failed first, of those that wait to be kept; None: none.
+    """Return the exit record of the node that failed first among those waiting to be kept, or None.
 
-    A node waits no longer once a launch has followed its failure.
+    A node stops waiting once a launch has followed its failure.
     """
     newest = max((launch.intent.at for launch in history.current_launches), default=now)
     waiting = (

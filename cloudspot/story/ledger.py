@@ -1,4 +1,4 @@
-"""The bill of a job: its machine time and money, from its records; pure."""
+"""The bill of a job: its machine time and money, computed from its records; pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from cloudspot.story.stretches import stretches
 
 DEFAULT_CURRENCY = "USD"
 _NEITHER_LISTED_NOR_HEARD = timedelta(minutes=10)
-"""A machine that is not listed and has been silent for this long is not billed further."""
+"""A machine is billed no further once it is unlisted and has been silent for this long."""
 PURPOSES = ("starting", "standby", "holding", "training", "lost", "kept", "transfer")
-"""The purposes of a machine's cost, in this order: its boot and setup; the wait until the training takes it
-in; being kept warm in a generation of too few nodes; the rest of its time in the training, including
-delivery; steps that were repeated, or are in no checkpoint of a job that has ended; being kept for inspection
-after a failure; and, apart from its time, the transfer of bytes to and from a bucket in another region."""
+"""The purposes of a machine's cost.
+
+``starting`` is its boot and setup, ``standby`` the wait until the training takes it in, and ``holding`` the
+time in generations of too few nodes. ``lost`` is the time of steps that were repeated, or are in no
+checkpoint of a job that has ended; ``training`` is the rest of its time in the training, including delivery.
+``kept`` is the inspection after a failure. ``transfer`` is the cost of bytes to and from a bucket in another
+region.
+"""
 
 
 class Paid(NamedTuple):
@@ -32,7 +36,7 @@ class Paid(NamedTuple):
 
     seconds: float
     spent: float
-    """In the currency of its line."""
+    """The amount, in the currency of the ledger line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +51,22 @@ class LedgerLine:
     market: Market
     started: datetime
     ended: datetime | None
-    """None if it still runs."""
+    """The end, or None if the machine still runs."""
     seconds: float
-    """How long it has run."""
+    """The time for which the machine has run."""
     charged_seconds: float
-    """The time charged by ``Offer.billing``: the billing's least time or more; 0 for a spot machine that was
-    reclaimed within its free time."""
+    """The time charged under ``Offer.billing``: at least its minimum; 0 for a spot machine that was reclaimed
+    within its free time.
+    """
     price_per_hour: float
-    """The newest price; ``spent`` counts each second at the price of its time."""
+    """The newest price; ``spent`` counts each second at the price that then applied."""
     currency: str
     transfer_bytes: int
-    """The bytes it moved to and from the job's bucket; 0 if its provider does not charge for that."""
+    """The bytes that the machine moved to and from the job's bucket; 0 if its provider does not charge for
+    this.
+    """
     transfer_spent: float
-    """The cost of the transfer, which is a part of ``spent``."""
+    """The cost of the transfer, which is part of ``spent``."""
     spent: float
     on_demand_equivalent: float
     """The cost of the same machine on demand, without transfer."""
@@ -83,7 +90,7 @@ class Ledger:
 
     @cached_property
     def by_launch(self) -> Mapping[int, Sequence[LedgerLine]]:
-        """The lines of each launch, in order, by its number."""
+        """The lines of each launch, in order, by launch number."""
         found: dict[int, list[LedgerLine]] = defaultdict(list)
         for line in self.lines:
             found[line.launch].append(line)
@@ -91,7 +98,7 @@ class Ledger:
 
 
 def spent_in(ledger: Ledger, currency: str | None) -> float:
-    """Return the amount spent in a currency; None stands for that of the newest launch."""
+    """Return the amount spent in a currency; None stands for the newest launch's currency."""
     if currency is None or currency == ledger.currency:
         return ledger.spent
     return ledger.others.get(currency, 0.0)
@@ -100,10 +107,10 @@ def spent_in(ledger: Ledger, currency: str | None) -> float:
 def bill(history: History, now: datetime, *, instances: Sequence[Instance] | None = None) -> Ledger:
     """Return the bill at ``now``.
 
-    A machine that has provably ended is billed by its certificate, any other machine from its claim on. The
-    listing ``instances`` makes this more exact: it has the start, and shows that a machine still runs. A
-    machine that is not listed, and has been silent for longer than a listing lags, counts until its last
-    heartbeat.
+    A machine that has provably ended is billed by its certificate, and any other machine from its claim on.
+    The listing ``instances`` makes the bill more exact, because it has the start and shows that a machine
+    still runs. An unlisted machine that has been silent for longer than a listing may lag is billed until its
+    last heartbeat.
     """
     lines = [line for launch in history.launches for line in _lines(launch, now, instances)]
     currency = history.launches[-1].intent.offer.currency if history.launches else DEFAULT_CURRENCY
@@ -131,7 +138,7 @@ def cost_until(
     *,
     instances: Sequence[Instance] | None = None,
 ) -> float:
-    """Return how much more the bill at ``later`` is than ``ledger``, the bill at ``now``, in a currency.
+    """Return by how much the bill at ``later`` exceeds ``ledger``, the bill at ``now``, in a currency.
 
     Only launches with a machine that has not ended by ``now`` are billed again.
     """
@@ -146,7 +153,7 @@ def _spent_by(lines: Iterable[LedgerLine], currency: str) -> float:
 
 
 def purposes(history: History, ledger: Ledger, now: datetime) -> tuple[dict[str, Paid], ...]:
-    """Return the time and money of each line by ``PURPOSES``; they add up to the line's."""
+    """Return the time and money of each line by ``PURPOSES``; they add up to the line's totals."""
     paid_lines = []
     for pieces in pieces_of(history, ledger, now):
         paid = dict.fromkeys(PURPOSES, Paid(0.0, 0.0))
@@ -169,10 +176,10 @@ class Piece:
 
 
 def pieces_of(history: History, ledger: Ledger, now: datetime) -> Iterator[tuple[Piece, ...]]:
-    """Yield the pieces of each line, in order; they add up to its seconds and its money.
+    """Yield the pieces of each line, in order; they add up to the line's seconds and money.
 
-    Each second has the price of its time. Amounts added by a least time or an increment, or refunded, are
-    distributed in proportion.
+    Each second has the price that then applied. Refunds, and amounts added by a minimum time or an increment,
+    are distributed in proportion.
     """
     turns = _turns(history, now)
     for line in ledger.lines:
@@ -181,9 +188,9 @@ def pieces_of(history: History, ledger: Ledger, now: datetime) -> Iterator[tuple
 
 
 def _turns(history: History, now: datetime) -> dict[Seat, list[tuple[datetime, str]]]:
-    """Return when each node began to train, to hold, or to make steps that do not count, in order.
+    """Return when each node began to train, to hold, or to make steps that do not count, in order of time.
 
-    A node that was left out of the training keeps its last purpose.
+    An excluded node keeps its last purpose.
     """
     held = held_generations(history)
     by_seat: dict[Seat, list[tuple[datetime, str]]] = {}
@@ -218,14 +225,14 @@ def _times(
         if kept is not None and kept.rank == line.rank:
             marks.append((kept.at, "kept"))
     end = max(line.started, line.ended or now)
-    # These times are from different clocks, so they are forced into order.
+    # Different clocks have measured these times, so put them in order.
     moments = [min(at, end) for at in accumulate((at for at, _ in marks), max)]
     for (_, purpose), (begun, over) in zip(marks, pairwise([*moments, end]), strict=True):
         yield from _by_day(purpose, begun, over)
 
 
 def _by_day(purpose: str, begun: datetime, over: datetime) -> Iterator[_Time]:
-    """Yield the time cut at each midnight (UTC)."""
+    """Yield the time, divided at each midnight (UTC)."""
     while True:
         day = begun.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
         midnight = day + timedelta(days=1)
@@ -241,7 +248,7 @@ def _priced(launch: LaunchHistory, line: LedgerLine, times: Sequence[_Time]) -> 
     for_time = line.spent - line.transfer_spent
     costs = [_spent(launch, one.begun, one.over) for one in times]
     lasted = [(one.over - one.begun).total_seconds() for one in times]
-    # A machine that has only just begun is charged its least time, which goes to the first piece.
+    # A machine that has just begun is charged the minimum time, which belongs to the first piece.
     first = [1.0, *[0.0] * (len(times) - 1)]
     money, seconds = (costs if sum(costs) else first), (lasted if sum(lasted) else first)
     for time, lasts, cost, second in zip(times, lasted, money, seconds, strict=True):
@@ -287,7 +294,7 @@ def _lines(
             yield _line(launch, rank, instance_id, *times, now, is_reclaimed=is_reclaimed)
             continue
         started = launch.intent.at if rank is None else claimed_at(launch, rank)
-        # A cloud may stop listing a machine whose seat was made void before its end was proven.
+        # A cloud may stop listing a machine whose seat was made void before the machine's end was proven.
         ended = None if instance_id in ranks else voided.get(instance_id)
         if rank is not None and (left := left_at(launch, rank)) is not None:
             ended = None if _is_kept(launch, rank, left, now) else min(left, now)
@@ -300,7 +307,7 @@ def _lines(
                 ended = machine_ended_at(launch, instance) or ended or now
             elif instance.state.is_up:  # The end of the machine ends the bill; the exit record does not.
                 ended = None
-        started = min(started, ended or now)  # A node's clock may run ahead.
+        started = min(started, ended or now)  # A node's clock may be ahead.
         is_reclaimed = instance is not None and instance.end_reason is EndReason.RECLAIMED
         yield _line(launch, rank, instance_id, started, ended, now, is_reclaimed=is_reclaimed)
 
@@ -315,7 +322,7 @@ def _is_kept(launch: LaunchHistory, rank: int, heard_at: datetime, now: datetime
 def _spent(launch: LaunchHistory, started: datetime, ended: datetime) -> float:
     """Return the cost of one node between two moments, at the price of each second."""
     costs = [launch.intent.offer.price_per_hour, *(one.price_per_hour for one in launch.prices)]
-    # These times are from different clocks, so they are forced into order.
+    # Different clocks have measured these times, so put them in order.
     moments = accumulate((started, *(min(one.at, ended) for one in launch.prices), ended), max)
     spent = 0.0
     for price, (begun, over) in zip(costs, pairwise(moments), strict=True):
@@ -363,11 +370,11 @@ def _line(
 
 
 def _transfer_bytes(launch: LaunchHistory, rank: int | None) -> int:
-    """Return the bytes that a machine has moved, by its newest heartbeat; 0 if they are not charged."""
+    """Return the bytes that a machine has moved, by its newest heartbeat; 0 if transfer is not charged."""
     beat = None if rank is None else own_beat(launch, rank)
     return beat.moved_bytes if beat is not None and launch.intent.offer.transfer_price_per_gib else 0
 
 
 def _is_free(offer: Offer, seconds: float) -> bool:
-    """Return whether a machine that was reclaimed after ``seconds`` is free."""
+    """Return whether a machine that was reclaimed after ``seconds`` is free of charge."""
     return offer.market is Market.SPOT and seconds < offer.billing.free_if_reclaimed_seconds

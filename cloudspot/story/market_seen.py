@@ -19,24 +19,26 @@ from cloudspot.model import EndReason, Market
 from cloudspot.story.outcomes import own_exit, void_outcome
 
 MAX_GAP_HOURS: Final = 1.0
-"""The most time that counts after a look that found no capacity, until the next look. The rest of a longer
-gap was not watched: the job trained elsewhere, or nothing drove it. If capacity is found after such a gap,
-the resulting rate is near the usual one, which is a change in 1.2 hours."""
+"""The most time that counts between a look that found no capacity and the next look. The rest of a longer gap
+was not watched, because the job trained elsewhere or nothing drove it. If capacity is found after such a gap,
+the resulting rate is close to the usual rate of one change in 1.2 hours.
+"""
 MAX_RECORD_WEIGHT: Final = 500.0
-"""The most hours, and the most changes, that one job's record of a pool counts for. Three weeks are enough to
-know a market, and no single record should outweigh the others."""
+"""The most hours, and the most changes, for which one job's record of a pool counts. Three weeks are enough
+to know a market, and no single record should outweigh the others.
+"""
 _MAX_POOLS: Final = 200
 _MAX_NAME_LENGTH: Final = 200
 
 
 def market_seen(history: History, now: datetime, *, provider: str | None = None) -> Knowledge:
-    """Return the knowledge of each pool from the job's spot launches, optionally only on ``provider``.
+    """Return the knowledge of each pool from the job's spot launches, optionally only those on ``provider``.
 
-    All nodes of a launch are one sample. It is *up* from the start of its first node to the first reclaim,
-    which is a loss, or else to the end of its last node.
+    All nodes of a launch are one sample. The sample is *up* from the start of its first node to the first
+    reclaim, which is a loss, or otherwise to the end of its last node.
 
-    A pool is *down* from a refusal for capacity, or from a loss that leaves the job no machine there, until a
-    launch there gets machines. The time after the last look does not count.
+    A pool is *down* from a refusal for capacity, or from a loss that leaves the job no machine in it, until a
+    launch in it gets machines. The time after the last look does not count.
     """
     by_pool: dict[str, list[LaunchHistory]] = {}
     for launch in history.launches:
@@ -48,7 +50,7 @@ def market_seen(history: History, now: datetime, *, provider: str | None = None)
 
 
 def to_record(seen: Knowledge, at: datetime) -> MarketSeen:
-    """Return the record that is kept for later jobs: the pools watched longest, in rounded numbers."""
+    """Return the record kept for later jobs: the pools that were watched longest, in rounded numbers."""
 
     def hours(tally: Tally) -> float:
         return sum(tally.up_hours) + sum(tally.down_hours)
@@ -60,7 +62,7 @@ def to_record(seen: Knowledge, at: datetime) -> MarketSeen:
 
 
 def learned(records: Iterable[MarketSeen]) -> Knowledge:
-    """Return the sum of several jobs' records; all count alike, whatever their age."""
+    """Return the sum of several jobs' records, all with the same weight, whatever their age."""
     found: dict[str, Tally] = {}
     for record in records:
         for name, seen in record.pools.items():
@@ -74,7 +76,7 @@ class _Held:
     since: datetime
     until: datetime
     is_lost: bool
-    """Whether the provider reclaimed one of them."""
+    """Whether the provider reclaimed one of the machines."""
 
     @property
     def hours(self) -> float:
@@ -127,7 +129,7 @@ def _was_taken(launch: LaunchHistory, rank: int | None, reason: EndReason | None
 
 
 def _refused(launch: LaunchHistory) -> datetime | None:
-    """Return when the launch was refused for lack of capacity, or None."""
+    """Return when the launch was refused for lack of capacity, or None if it was not."""
     if launch.claimed or not launch.slots or void_outcome(launch)[0] != "capacity":
         return None
     return min(slot.at for slot in launch.slots.values())
@@ -159,13 +161,13 @@ def _split(begin: float, end: float) -> tuple[float, ...]:
 
 
 def _once(age: float | None) -> tuple[float, ...]:
-    """Return counts by age class with one change at ``age``, or with none if that is None."""
+    """Return counts by age class: one change at ``age``, or no change if it is None."""
     index = None if age is None else sum(1 for edge in AGE_EDGES_HOURS if edge <= age)
     return tuple(float(one == index) for one in range(NUM_AGES))
 
 
 def _limited(tally: Tally) -> Tally:
-    """Return the tally scaled down to the most weight of one job; its rates stay the same."""
+    """Return the tally scaled down to the maximum weight of one job; its rates stay the same."""
     weight = max(sum(tally.losses) + sum(tally.gains), sum(tally.up_hours) + sum(tally.down_hours))
     share = min(1.0, MAX_RECORD_WEIGHT / weight) if weight else 1.0
     return Tally(**{name: tuple(share * one for one in values) for name, values in _fields(tally)})

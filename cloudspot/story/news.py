@@ -1,4 +1,4 @@
-"""The news of a job that is sent to people; each item has a key that all drivers agree on; pure."""
+"""A job's news that is sent to people; each item has a key on which all drivers agree; pure."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from cloudspot.story.outcomes import own_beat
 from cloudspot.story.states import held_generations, live_members
 
 STALLED_SECONDS = 1800.0
-"""A job without training nodes, or without their heartbeats, for this long is stalled."""
+"""A job is stalled if it has had no training nodes, or no heartbeats from them, for this long."""
 
 
 @dataclass(frozen=True)
 class News:
-    """One event that people may be notified of."""
+    """One event about which people may be notified."""
 
     kind: NewsKind
     key: str
     """The event's key, which is the same for every driver and unique within the job."""
     text: str
-    """One line; it is empty if the state of the job says enough."""
+    """A single line; empty if the job's state says enough."""
     at: datetime
 
 
@@ -87,7 +87,7 @@ def _turned(history: History) -> Iterator[News]:
 
 
 def _standing(history: History, now: datetime) -> Iterator[News]:
-    """Yield the news that nothing has trained for long, once for each generation that this follows."""
+    """Yield the news that no node has trained for long, once after each generation."""
     held = held_generations(history)
     trained = [one for one in history.generations if one.number not in held and one.at >= history.asked_at]
     newest = trained[-1] if trained else None

@@ -1,4 +1,4 @@
-"""Names of nodes, and short texts for many of them; pure."""
+"""Names of nodes, and short forms for many names; pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find how nodes, launches and jobs ended, from the records alone; pure."""
+"""Determine how nodes, launches and jobs ended, from the records alone; pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STOP_DETAILS = {
     "max_runtime": "limits.max_runtime was reached",
     "idle_after": "limits.idle_after was reached",
 }
-"""The text for the user, by the reason in the request."""
+"""The texts for the user, by the reason in the stop request."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class LaunchEnd:
 
 
 def launch_end(launch: LaunchHistory) -> LaunchEnd | None:
-    """Return how the launch ended, by its nodes' exit records and the certificates; None if it is live."""
+    """Return how the launch ended, by its nodes' exit records and certificates; None if it is live."""
     return None if launch.ended_at is None else end_so_far(launch)
 
 
 def end_so_far(launch: LaunchHistory) -> LaunchEnd | None:
-    """Return how the launch's ended nodes ended, or None; void seats count if the launch has no other.
+    """Return how the launch's ended nodes ended, or None; void seats count if the launch has only these.
 
-    A reclaim explains the failures of other nodes, because a rank whose peer is gone fails too. It does not
-    explain a success, an obeyed stop, or a failure that the script would repeat anywhere.
+    A reclaim explains the failures of other nodes, because a rank whose peer is gone fails, too. A reclaim
+    does not explain a success, an obeyed stop, or a failure that the script would repeat anywhere.
     """
     ranks = [rank for rank in launch.claimed if launch.is_over(rank)]
     if not ranks and (launch.claimed or launch.open_ranks):
@@ -89,7 +89,7 @@ def _outcome(launch: LaunchHistory, over: Sequence[int]) -> tuple[LaunchOutcome,
 
 
 def was_reclaimed(launch: LaunchHistory) -> bool:
-    """Return whether the provider reclaimed a machine of the launch, even one without a seat."""
+    """Return whether the provider reclaimed a machine of the launch, even a machine without a seat."""
     if any(one.end_reason is EndReason.RECLAIMED for one in launch.certificates.values()):
         return True
     end = end_so_far(launch)
@@ -128,7 +128,7 @@ def how_it_ended(certificate: Certificate) -> str:
 
 
 VOID_OUTCOMES: dict[str, VoidOutcome] = {one: one for one in get_args(VoidOutcome)}
-"""The outcomes of a launch without a claimed seat; the detail of a void begins with one of these."""
+"""The outcomes of a launch without a claimed seat; the detail of a void begins with one of them."""
 
 
 def void_detail(outcome: VoidOutcome, detail: str) -> str:
@@ -137,7 +137,7 @@ def void_detail(outcome: VoidOutcome, detail: str) -> str:
 
 
 def void_outcome(launch: LaunchHistory) -> tuple[VoidOutcome, str]:
-    """Return the (outcome, detail) of the launch's first void seat; ``voided`` if it names no outcome."""
+    """Return the (outcome, detail) of the launch's first void seat; ``voided`` if it states no outcome."""
     for _, slot in sorted(launch.slots.items()):
         if slot.instance_id is None:
             outcome, _, detail = slot.detail.partition(": ")
@@ -147,11 +147,11 @@ def void_outcome(launch: LaunchHistory) -> tuple[VoidOutcome, str]:
 
 
 def end_by_nodes(history: History) -> JobEnd | None:
-    """Return the end of the job that follows from its nodes' records alone, or None.
+    """Return the end of the job that follows from its nodes' records alone, or None if none follows.
 
     The job succeeds if all members of the newest generation report success after the same number of steps. A
-    stop, or a failure that would repeat on any machine, is the end once no claimed seat is live. Once a node
-    is kept for inspection, the job has failed, also if it is asked to stop after that.
+    stop, or a failure that would repeat on any machine, ends the job once no claimed seat is live. Once a
+    node is kept for inspection, the job has failed, even if it is asked to stop afterwards.
     """
     if succeeded(history):
         unequal = _unequal(history)
@@ -170,7 +170,7 @@ def end_by_nodes(history: History) -> JobEnd | None:
 
 
 def _unequal(history: History) -> str:
-    """Return a message if the nodes ended after different numbers of steps, else an empty string."""
+    """Return a message if the nodes ended after different numbers of steps, otherwise an empty string."""
     finals = [last.final for last in member_exits(history) if last is not None and last.final is not None]
     steps = {one.step for one in finals if one.step is not None}
     if len(steps) < 2:
@@ -179,7 +179,7 @@ def _unequal(history: History) -> str:
 
 
 def _left_early(history: History) -> str:
-    """Return a message if the script left its loop early, else an empty string."""
+    """Return a message if the script left its loop early, otherwise an empty string."""
     for last in member_exits(history):
         final = None if last is None else last.final
         if final is not None and final.left_early:
@@ -201,18 +201,18 @@ def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:
 
 
 def own_exits(launch: LaunchHistory) -> list[Exit]:
-    """Return the exit records of the launch's own machines, in order of their ranks."""
+    """Return the exit records of the launch's own machines, in the order of their ranks."""
     return list(launch.own_exits.values())
 
 
 def own_beat(launch: LaunchHistory, rank: int) -> Heartbeat | None:
-    """Return the newest heartbeat of the machine that owns the rank."""
+    """Return the newest heartbeat of the machine that owns the rank, or None."""
     beat, slot = launch.heartbeats.get(rank), launch.slots.get(rank)
     return beat if beat is not None and slot is not None and beat.instance_id == slot.instance_id else None
 
 
 def last_sign(launch: LaunchHistory, rank: int) -> datetime:
-    """Return when the machine that owns the rank was last heard of: its newest heartbeat, or its claim."""
+    """Return the last sign of life of the machine that owns the rank: its newest heartbeat, or its claim."""
     beat = own_beat(launch, rank)
     if beat is None:
         return claimed_at(launch, rank)
@@ -220,15 +220,15 @@ def last_sign(launch: LaunchHistory, rank: int) -> datetime:
 
 
 _LONGEST_BOOT = timedelta(minutes=20)
-"""A seat that is unclaimed after this long becomes void, so its owner's clock is not slower than that."""
+"""A seat unclaimed after this long becomes void, so its owner's clock is behind by no more than this."""
 _ROUNDED = timedelta(seconds=2)
-"""The tolerance between two clocks: stores round times down, and a clock is known to about a second."""
+"""The tolerance between two clocks: stores round times down, and clocks are known to about a second."""
 
 
 def claimed_at(launch: LaunchHistory, rank: int) -> datetime:
     """Return when the owner claimed the rank, or the time of the intent if the claim's time is impossible.
 
-    The owner's clock may be wrong; a possible time lies between the intent and the last heartbeat.
+    The owner's clock may be wrong; a possible time is between the intent and the last heartbeat.
     """
     at, begun = launch.slots[rank].at, launch.intent.at
     beat = own_beat(launch, rank)
@@ -237,9 +237,9 @@ def claimed_at(launch: LaunchHistory, rank: int) -> datetime:
 
 
 def launched_at(launch: LaunchHistory, instance: Instance) -> datetime | None:
-    """Return when the provider created the machine, or None if the provider does not say.
+    """Return when the provider created the machine, or None if the provider does not report it.
 
-    The result is not before the intent. The provider's clock may be behind the store's: for ``local`` it is
+    The result is never before the intent. The provider's clock may be behind the store's: for ``local`` it is
     the clock of the user's computer.
     """
     at = instance.launched_at
@@ -247,9 +247,9 @@ def launched_at(launch: LaunchHistory, instance: Instance) -> datetime | None:
 
 
 def machine_ended_at(launch: LaunchHistory, instance: Instance) -> datetime | None:
-    """Return when the machine ended, by the clock of ``launched_at``; None if the provider does not say.
+    """Return when the machine ended, by the clock of ``launched_at``; None if that is not reported.
 
-    Both times of the provider are from one clock, so the end is shifted by the same amount as the start.
+    The provider takes both times from one clock, so the end is shifted by the same amount as the start.
     """
     at, start, moved = instance.ended_at, instance.launched_at, launched_at(launch, instance)
     return at if at is None or start is None or moved is None else at + (moved - start)
@@ -259,8 +259,8 @@ def left_at(launch: LaunchHistory, rank: int) -> datetime | None:
     """Return when the owner of the rank wrote its exit record, or None; not before its last heartbeat.
 
     The exit record follows the last heartbeat within seconds, and the heartbeat has the store's time. In a
-    copied store this time is that of the copy, so it moves the result only as far as a clock may be slow. A
-    node that was kept for inspection went on with its heartbeats after its exit record.
+    copied store, the heartbeat has the time of the copy, so it moves the result only as far as a clock may be
+    behind. A node that was kept for inspection continued its heartbeats after its exit record.
     """
     last = own_exit(launch, rank)
     if last is None:

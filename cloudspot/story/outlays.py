@@ -12,11 +12,11 @@ from cloudspot.model import Market
 from cloudspot.story.ledger import PURPOSES, Ledger, pieces_of
 
 _DECIMALS = 9
-"""The decimals of an amount, so that large sums are still right to a millionth."""
+"""The decimals of an amount, so many that large sums are still correct to a millionth."""
 
 
 def outlays(history: History, ledger: Ledger, now: datetime) -> tuple[Outlay, ...]:
-    """Return the job's outlays, in order of days; they add up to the ledger."""
+    """Return the job's outlays, in the order of days; they add up to the ledger."""
     by_key: dict[tuple[date, str, Market, str, str], dict[str, tuple[float, float, float]]] = {}
     for line, pieces in zip(ledger.lines, pieces_of(history, ledger, now), strict=True):
         provider = history.launches[line.launch - 1].intent.request.provider
@@ -80,22 +80,23 @@ class Row:
 
     @property
     def saved(self) -> float:
-        """Return the difference from the on-demand cost."""
+        """The difference from the on-demand cost."""
         return self.on_demand_equivalent - self.spent
 
 
 KINDS = ("job", "day", "provider", "market", "zone", "purpose", "label")
 LABEL = "label."
-"""The prefix of the name of one label."""
+"""The prefix before the name of a label."""
 NO_LABEL = "-"
 """The heading of jobs without the label."""
 
 
 def rows(jobs: Iterable[JobOutlays], by: str, *, since: date | None, until: date | None) -> tuple[Row, ...]:
-    """Return the jobs' outlays by one of ``KINDS`` or ``label.NAME``; ``since`` and ``until`` are included.
+    """Return the jobs' outlays by one of ``KINDS`` or ``label.NAME``, from ``since`` to ``until`` inclusive.
 
     Amounts in different currencies are never added; a heading has a row for each currency. The rows add up to
-    all outlays. Days are sorted newest first, purposes in their order, and all else by amount, largest first.
+    all outlays. Days are sorted newest first, purposes in their order, and all other headings by amount,
+    largest first.
     """
     sums: dict[tuple[str, str], _Sum] = {}
     for job in jobs:

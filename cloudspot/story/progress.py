@@ -35,9 +35,9 @@ def steps_total(history: History) -> int | None:
 
 @dataclass(frozen=True)
 class StepsLost:
-    """The begun steps that were repeated, or are in no checkpoint when a job ends without success.
+    """The begun steps that were repeated, or that are in no checkpoint when a job ends without success.
 
-    The step that was under way at each restart counts too.
+    The step that was under way at each restart counts, too.
     """
 
     num_steps: int
@@ -46,9 +46,9 @@ class StepsLost:
 
 
 def steps_lost(history: History) -> StepsLost | None:
-    """Return how many begun steps were repeated: for each restart, those from its checkpoint to the loss.
+    """Return how many begun steps were repeated: for each restart, the steps from its checkpoint to the loss.
 
-    Steps in no checkpoint when the job is stopped or fails count too. The result is None if a script without
+    Steps in no checkpoint when the job is stopped or fails count, too. The result is None if a script without
     a session was restarted or ended without success, because its steps are not counted.
     """
     total = StepsLost(0, is_exact=True)
@@ -63,7 +63,7 @@ def steps_lost(history: History) -> StepsLost | None:
 def steps_lost_by(history: History, number: int) -> StepsLost | None:
     """Return how many of the steps begun in generation ``number`` were repeated by the next generation.
 
-    Steps of older generations count too if the next generation had to go back that far. For the last
+    Steps of older generations count, too, if the next generation had to go back that far. For the last
     generation of a job that ended without success, the steps in no checkpoint count. The result is None if
     the script has no session, because its steps are not counted.
     """
@@ -80,8 +80,8 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
         kept = 0 if history.head is None else history.head.step
     else:
         kept = first_step(history.generations[number])
-    # A member without a report may have been ahead of the others, unless the generation only held. It was not
-    # ahead of survivors that saved their state, except by the step under way.
+    # A member without a report may have been ahead of the others, unless the generation only held. Such a
+    # member was not ahead of survivors that saved their state, except by the step under way.
     kept_by = history.find_commit(history.head if is_last else history.generations[number].restore_from)
     is_rescued = kept_by is not None and kept_by.rescue is not None and kept_by.generation == number
     is_exact = len(known) == len(steps) or is_rescued or is_holding(history, before)
@@ -89,7 +89,7 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
 
 
 def first_step(generation: Generation) -> int:
-    """Return the step with which the generation began."""
+    """Return the step at which the generation began."""
     return 0 if generation.restore_from is None else generation.restore_from.step
 
 
@@ -107,7 +107,7 @@ def last_step(history: History, generation: Generation) -> int:
         beat, notice = (None, None) if launch is None else _words(launch, seat.rank)
         if beat is not None and beat.generation == generation.number:
             steps.append(beat.step)
-        # A node that is left out never comes back, so this notice is its last.
+        # An excluded node never comes back, so this notice is its last.
         if notice is not None and seat not in following:
             steps.append(notice.step)
     return max(steps)
@@ -118,7 +118,7 @@ def _words(launch: LaunchHistory, rank: int) -> tuple[Heartbeat | None, Notice |
 
 
 def _reached(history: History, generation: Generation, seat: Seat) -> int | None:
-    """Return the step after the newest one that a node began in the generation; None if it did not report."""
+    """Return the step after the newest one that a node began in the generation; None if not reported."""
     launch = history.launch_of(seat)
     if launch is None:
         return None

@@ -40,7 +40,7 @@ from cloudspot.story.timeline import timeline
 def show_json(history: History, now: datetime, *, verified: bool | None = None) -> dict[str, Any]:
     """Return the job as JSON values, with times in ISO 8601 and UTC; open bills run until ``now``.
 
-    ``verified`` says whether the newest checkpoint's chunks were found intact; None if they were not checked.
+    ``verified`` says whether the newest checkpoint's chunks were found intact; None if not checked.
     """
     ledger = bill(history, now)
     newest, origin = history.find_commit(history.head), history.submission.forked_from
@@ -103,7 +103,7 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
 
 
 def kept_warning(history: History, now: datetime) -> Iterator[str]:
-    """Yield that a machine is kept for inspection, if one is."""
+    """Yield a warning that a machine is kept for inspection, if there is such a machine."""
     kept = kept_now(history, now)
     if kept is not None:
         yield f"{kept_text(kept)}, and paid for"
@@ -171,7 +171,7 @@ def summarise(history: History, now: datetime, *, ledger: Ledger | None = None) 
 
 
 def detail(history: History) -> str:
-    """Return in one line why the job is in its state, or an empty string."""
+    """Return a line that says why the job is in its state, or an empty string."""
     end = _end(history)
     if history.moved_to is not None:
         return f"moved to {history.moved_to}"
@@ -199,9 +199,9 @@ def _end(history: History) -> JobEnd | Finished | None:
 
 
 def metrics(history: History) -> dict[str, float]:
-    """Return the newest metrics: the final ones, or else those of the first member that has any.
+    """Return the newest metrics: the final ones or, without these, those of the first member that has any.
 
-    A generation that only ended the script after the last step has no metrics, so older nodes count too.
+    A generation that only ended the script after the last step has no metrics, so older nodes count, too.
     """
     final = _final(history)
     if final is not None:
@@ -263,7 +263,7 @@ def _nodes(history: History, ledger: Ledger, now: datetime) -> Iterator[dict[str
 
 
 def _inputs(beat: Heartbeat | None) -> list[dict[str, Any]]:
-    """Return the inputs on the node's disk, and the progress of the input that it stages now."""
+    """Return the inputs on the node's disk, and the progress of the input that it is staging."""
     inputs: list[dict[str, Any]] = [
         {
             "name": one.name,
@@ -298,7 +298,7 @@ def _node_state(launch: LaunchHistory, rank: int) -> str:
 
 
 def _node_outcome(launch: LaunchHistory, rank: int) -> str | None:
-    """Return how the node ended, by its exit record or else by its certificate; None if it has neither."""
+    """Return how the node ended, by its exit record or else its certificate; None if it has neither."""
     last, proof = own_exit(launch, rank), launch.certificate(rank)
     if last is not None:
         return last.outcome

@@ -1,4 +1,4 @@
-"""How a session's saves are copied, and what they cost its training, in words."""
+"""The way in which a session's saves are copied, and their cost to its training, in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WAYS = {"boundary": "between two steps", "overlapped": "next to the steps"}
 
 
 def save_cost(history: History) -> SaveCost | None:
-    """Return the costliest of what the nodes of the newest generation that has saved say; None: none has."""
+    """Return the highest save cost that a node reports, in the newest generation that has saved, or None."""
     for generation in reversed(history.generations):
         beats = [own_beat(history.launches[seat.launch - 1], seat.rank) for seat in generation.seats]
         costs = [beat.save_cost for beat in beats if beat is not None and beat.save_cost is not None]
@@ -20,7 +20,7 @@ def save_cost(history: History) -> SaveCost | None:
 
 
 def save_cost_text(cost: SaveCost) -> str:
-    """Say it in one line."""
+    """Return the save cost as one line."""
     lost = "" if cost.lost_seconds is None else f"a save costs {_duration(cost.lost_seconds)} of training, "
     return f"copied {_WAYS.get(cost.way, cost.way)}; {lost}a copy takes {_duration(cost.copy_seconds)}"
 

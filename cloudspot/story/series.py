@@ -23,7 +23,8 @@ class Curve:
     name: str
     steps: Sequence[int]
     times: Sequence[float]
-    """When the trainer logged each value, in seconds since 1970 (UTC) by that machine's clock."""
+    """The time at which the trainer logged each value, in seconds since 1970 (UTC) by that machine's clock.
+    """
     values: Sequence[float]
     """The values as logged, including NaN and infinities."""
 
@@ -32,17 +33,18 @@ class Curve:
 
 
 class MetricSeries:
-    """Takes in log lines as they come, and returns the curve of each metric.
+    """Accepts log lines as they arrive, and returns the curve of each metric.
 
-    After a resume, steps are repeated. The newer value of a step then counts; the values that the older
+    After a resume, steps are repeated. The newer value of a repeated step counts; the values that the older
     generation logged from the restored step on are *lost*, and not on the curve.
     """
 
     def __init__(self, *, max_points: int | None = None) -> None:
         """Start empty.
 
-        ``max_points`` (at least 2) is the most points kept of each metric between two resumes. Whenever there
-        are more, every second point is dropped, but never the newest. None keeps all, at 24 bytes each.
+        ``max_points`` (at least 2) is the maximum number of points kept of each metric between two resumes.
+        When there are more, every second point is dropped, but never the newest. With None, all points are
+        kept, at 24 bytes each.
         """
         if max_points is not None and max_points < 2:
             raise ValueError(f"max_points must be >= 2: got {max_points}")
@@ -51,7 +53,7 @@ class MetricSeries:
         self._with: dict[Seat, list[Generation]] = {}
         """The generations of each node."""
         self._least: list[float] = [math.inf]
-        """By n: the least step at which any generation after the first n began."""
+        """By n, the least step at which any generation after the first n began."""
         self._runs: list[_Run] = []
         self._current: dict[str, _Run] = {}
         """By stream."""
@@ -60,7 +62,7 @@ class MetricSeries:
         """The number of metrics lines that could not be read and were skipped."""
 
     def know(self, generations: Sequence[Generation]) -> None:
-        """Take in all generations known by now, which show restarts more exactly than the steps do."""
+        """Accept all generations known by now, which show restarts more exactly than the steps do."""
         if len(generations) == len(self._generations):
             return
         self._generations, self._with = tuple(generations), {}
@@ -71,7 +73,7 @@ class MetricSeries:
                 self._with.setdefault(seat, []).append(one)
 
     def add(self, record: LogRecord) -> bool:
-        """Take in a line and return whether it holds metrics. The lines of a stream must come in order."""
+        """Accept a line, and return whether it holds metrics. The lines of a stream must arrive in order."""
         if record.source != METRICS:
             return False
         parsed = _parse(record.text)
@@ -91,16 +93,16 @@ class MetricSeries:
         return True
 
     def extend(self, records: Iterable[LogRecord]) -> None:
-        """Take in many lines."""
+        """Accept many lines."""
         for record in records:
             self.add(record)
 
     def names(self) -> tuple[str, ...]:
-        """Return the metrics' names in the order in which they first came."""
+        """Return the metrics' names in the order in which they first appeared."""
         return tuple(self._names)
 
     def curve(self, name: str) -> Curve:
-        """Return the metric's curve; an empty one if nothing was logged under that name."""
+        """Return the metric's curve, which is empty if nothing was logged under that name."""
         return _joined(name, [piece for piece, is_lost in self._pieces(name) if not is_lost])
 
     def lost(self, name: str) -> tuple[Curve, ...]:
@@ -113,9 +115,9 @@ class MetricSeries:
         return {name: curve.values[-1] for name, curve in curves.items() if len(curve)}
 
     def _pieces(self, name: str) -> list[tuple[_Columns, bool]]:
-        """Return the metric's stretches in order of their runs, and whether each is lost."""
+        """Return the metric's stretches in the order of their runs, and whether each is lost."""
         pieces = []
-        # The loop goes backwards, because a later run's start ends all earlier runs.
+        # The loop runs backwards, because a later run's start ends all earlier runs.
         end: float = math.inf
         for run in sorted(self._runs, key=self._order, reverse=True):
             columns = run.columns.get(name)
@@ -139,27 +141,27 @@ class MetricSeries:
     def _restarts_after(self, run: _Run) -> list[tuple[float, float]]:
         """Return the start times (seconds since 1970) and first steps of the generations after the run's."""
         mine = self._with.get(run.seat, ())
-        # A node that was left out may run on for a while, and none of its later lines count. The clocks of
-        # the other nodes agree well enough, because a restart takes seconds.
+        # An excluded node may run on for a while, and none of its later lines count. The clocks of the other
+        # nodes agree well enough, because a restart takes seconds.
         later = [(math.inf, self._least[mine[-1].number])] if mine else []
         return [*later, *((one.at.timestamp(), first_step(one)) for one in mine)]
 
 
 class _Columns:
-    """Points of one metric in one run, in order of their steps."""
+    """Points of one metric in one run, in the order of their steps."""
 
     __slots__ = ("_newest", "_num_seen", "_stride", "steps", "times", "values")
 
     def __init__(self) -> None:
         self.steps, self.times, self.values = array("q"), array("d"), array("d")
         self._stride = 1
-        """One of this many points is kept."""
+        """One in this many points is kept."""
         self._num_seen = 0
         self._newest: tuple[int, float, float] | None = None
-        """The newest point, if it is not among the columns."""
+        """The newest point, if it is not in the columns."""
 
     def add(self, step: int, time: float, value: float, max_points: int | None) -> None:
-        """Append a point; if it has the same step as the last point, it replaces that."""
+        """Append a point, or replace the last point if that has the same step."""
         if self._newest is not None and self._newest[0] == step:
             self._newest = (step, time, value)
             return
@@ -193,7 +195,7 @@ class _Run:
 
     seat: Seat
     time: float
-    """The time of its first line; ``step`` is from that line too."""
+    """The time of the run's first line; ``step`` is from that line, too."""
     step: int
     last_step: int
     columns: dict[str, _Columns] = field(default_factory=dict)

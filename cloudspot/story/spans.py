@@ -31,7 +31,7 @@ STATES = (
 )
 """The states of a job in its timeline, roughly in the order in which it passes through them."""
 STANDBY = "standby"
-"""A further state of nodes: ready to train, and waiting for the training to take the node in."""
+"""A further state of nodes: ready to train, and waiting to be taken into the training."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Return the length of the span."""
+        """The length of the span."""
         return (self.end - self.start).total_seconds()
 
 

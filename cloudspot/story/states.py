@@ -18,8 +18,8 @@ TERMINAL_STATES: frozenset[str] = frozenset(get_args(JobOutcome))
 def job_state(history: History) -> JobState:
     """Return the job's state.
 
-    It is ``queued``, ``launching``, ``running``, ``holding``, ``draining``, ``waiting``, ``suspended``,
-    ``stopping``, or the job's outcome.
+    The state is ``queued``, ``launching``, ``running``, ``holding``, ``draining``, ``waiting``,
+    ``suspended``, ``stopping``, or the job's outcome.
 
     A job is ``succeeded`` (or ``stopped``, or permanently ``failed``) as soon as its nodes have reported so,
     even if no controller has written the last record of the journal.
@@ -60,7 +60,7 @@ def has_notice(history: History, seat: Seat) -> bool:
 
 
 def nodes_of(history: History) -> Nodes:
-    """Return the least and the greatest number of nodes."""
+    """Return the minimum and the maximum number of nodes."""
     return history.job_file.nodes
 
 
@@ -70,7 +70,7 @@ def labels_of(history: History) -> dict[str, str]:
 
 
 def is_holding(history: History, generation: Generation) -> bool:
-    """Return whether the generation has too few nodes to train, and only keeps them warm."""
+    """Return whether the generation has too few nodes to train, and only keeps its nodes warm."""
     return _is_holding(history, generation, nodes_of(history).min)
 
 
@@ -86,13 +86,13 @@ def _is_holding(history: History, generation: Generation, least: int) -> bool:
     first = history.current_launches[0].number if history.current_launches else len(history.launches) + 1
     if generation.seats[0].launch >= first:
         return True
-    # A resumed job may have needed another number of nodes before; only its nodes' phases show whether they
+    # A resumed job may have needed another number of nodes before; only the nodes' phases show whether they
     # ran.
     return not any(_has_run(history, seat, generation.number) for seat in generation.seats)
 
 
 def _has_run(history: History, seat: Seat, number: int) -> bool:
-    """Return whether the node has run the generation, or may have without a heartbeat."""
+    """Return whether the node has run the generation, or may have run it without a heartbeat."""
     launch = history.launch_of(seat)
     beat = None if launch is None else own_beat(launch, seat.rank)
     return beat is None or any(one.generation == number and one.state == "running" for one in beat.phases)
@@ -106,8 +106,8 @@ def is_over(history: History) -> bool:
 def ended_at(history: History) -> datetime | None:
     """Return when the job ended, or None if it has not.
 
-    If its nodes ended it, that is their time, because a controller may record the end days later. If a
-    controller ended it, for example after too many failures, it is the time of the record.
+    If the job's nodes ended it, the time is theirs, because a controller may record the end days later. If a
+    controller ended it, for example after too many failures, the time is that of the record.
     """
     finished = None if history.finished is None else history.finished.at
     if not is_over(replace(history, finished=None)):

@@ -1,4 +1,4 @@
-"""The training of each generation: from when to when, and which part of it counts; pure."""
+"""The training of each generation: when it began and ended, and which part of it counts; pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot.story.progress import StepsLost, last_step, steps_lost_by
 from cloudspot.story.states import held_generations, job_state, live_members
 
 OVER = frozenset({"uploading", "ending", "restoring"})
-"""The states in which a node that ran has no trainer any more."""
+"""The states in which a node that ran no longer has a trainer."""
 RAN = frozenset({"running", "training"})
 
 
@@ -24,14 +24,15 @@ class Stretch:
 
     number: int
     started: datetime | None
-    """When the loop over the steps (without a session: the script) had begun on all nodes."""
+    """The time at which the loop over the steps (without a session: the script) had begun on all nodes."""
     ended: datetime | None
-    """When the first node's trainer ended; ``now`` while all of them run."""
+    """The time at which the first node's trainer ended; ``now`` while all trainers run."""
     kept_until: datetime | None
-    """The time up to which the work is in the state that the job continues from or ended with: ``started`` if
-    none of it is, ``ended`` if all of it is."""
+    """The time up to which the work is in the state from which the job continues or with which it ended:
+    ``started`` if that has none of the work, ``ended`` if it has all of it.
+    """
     was_drained: bool
-    """Whether the newest step is in that state, so that nothing was trained after ``kept_until``."""
+    """Whether that state includes the newest step, so that nothing was trained after ``kept_until``."""
     last_step: int
     """The newest step begun."""
     steps_lost: StepsLost | None
@@ -39,7 +40,7 @@ class Stretch:
 
     @property
     def lost(self) -> tuple[datetime, datetime] | None:
-        """Return when the steps that do not count began and ended; None if none are known."""
+        """The begin and the end of the steps that do not count; None if no such steps are known."""
         if self.was_drained or self.kept_until is None or self.ended is None or self.kept_until >= self.ended:
             return None
         return self.kept_until, self.ended
@@ -58,7 +59,7 @@ def phases_of(launch: LaunchHistory, rank: int) -> tuple[Phase, ...]:
 
 
 def after_trainer(phases: Sequence[Phase], generation: int) -> Sequence[Phase]:
-    """Return the phases after the node ran the generation; for generation 0, all phases."""
+    """Return the phases that followed the node's run of the generation; for generation 0, all phases."""
     if generation == 0:
         return phases
     ran = [n for n, one in enumerate(phases) if one.generation == generation and one.state in RAN]
@@ -113,7 +114,7 @@ class _Kept:
 
     def __init__(self, history: History) -> None:
         self._sealed: dict[int, datetime] = {}
-        """For each generation with a state that counts: when that state was sealed."""
+        """For each generation with a state that counts, the time at which that state was sealed."""
         self._whole: set[int] = set()
         self.drained: set[int] = set()
         if not history.generations:
@@ -142,9 +143,9 @@ class _Kept:
         return min(max(started, found), ended)
 
     def _take_newest(self, history: History, newest: Generation) -> None:
-        """Judge the newest generation, from which no other has resumed."""
+        """Judge the newest generation, from which no other generation has resumed."""
         if job_state(history) == "succeeded" or live_members(history):
-            self._whole.add(newest.number)  # Work that still goes on may be kept whole.
+            self._whole.add(newest.number)  # Work that is still going on may be kept whole.
             return
         commit = history.find_commit(history.head)
         if commit is None or commit.generation != newest.number:

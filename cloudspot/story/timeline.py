@@ -28,22 +28,22 @@ class Timeline:
     start: datetime
     end: datetime
     spans: tuple[Span, ...]
-    """Without gaps and in order; none is empty."""
+    """The spans, in order and without gaps; none is empty."""
     stretches: tuple[Stretch, ...]
-    """One for each generation."""
+    """The stretches, one for each generation."""
     answers: tuple[Answer, ...]
-    """One for each notice, by launch and rank."""
+    """The answers, one for each notice, by launch and rank."""
     nodes: tuple[NodeLine, ...]
-    """One for each node, by launch and rank."""
+    """The lines, one for each node, by launch and rank."""
 
     @property
     def total_seconds(self) -> float:
-        """Return how long the job has taken so far."""
+        """The time that the job has taken so far, in seconds."""
         return (self.end - self.start).total_seconds()
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Return the seconds in each of ``STATES``; together they are the total."""
+        """The seconds in each of ``STATES``, which add up to the total."""
         found = dict.fromkeys(STATES, 0.0)
         for span in self.spans:
             found[span.state] += span.seconds
@@ -51,9 +51,9 @@ class Timeline:
 
     @property
     def goodput(self) -> float | None:
-        """Return the share of the job's time in which it made steps that count; None if no time has passed.
+        """The share of the job's time in which it made steps that count; None if no time has passed.
 
-        It is a lower bound if some of the time is ``unknown``. The time from an end of the job to its
+        The share is a lower bound if some of the time is ``unknown``. The time from an end of the job to its
         resumption does not count.
         """
         seconds = self.seconds
@@ -77,11 +77,11 @@ def timeline(history: History, now: datetime) -> Timeline:
 
 
 class _Marks:
-    """Finds where each state of a job begins.
+    """Finds the beginning of each state of a job.
 
-    From the first sign of a generation to the end of its last node, the job's state follows its members;
-    newcomers that boot meanwhile change nothing. Between two generations without a common node, and before
-    the first, it follows the machines that are starting.
+    From the first sign of a generation to the end of its last node, the job's state follows the generation's
+    members; newcomers that boot meanwhile change nothing. Between two generations without a common node, and
+    before the first generation, the state follows the machines that are starting.
     """
 
     def __init__(self, history: History, parts: tuple[Stretch, ...], now: datetime) -> None:
@@ -91,10 +91,10 @@ class _Marks:
         self._held = held_generations(history)
         self._excluded = seats_of(history.launches, history.generations).excluded
         self._first = {seat: one.number for one in reversed(history.generations) for seat in one.seats}
-        """The first generation of each node that was in one."""
+        """The first generation of each node that has been in one."""
         self._supply = _supply_changes(history, self._first)
         self._word: str | None = None
-        """The last state before the changes left in ``_supply``, if there was one."""
+        """The last state before the changes that are left in ``_supply``, if there was one."""
 
     def all(self) -> Iterator[Span]:
         """Yield the marks in order."""
@@ -114,14 +114,14 @@ class _Marks:
         yield from self._gap(before, None)
 
     def _gap(self, before: Generation | None, after: Generation | None) -> Iterator[Span]:
-        """Yield the marks from the end of one generation's nodes to the first sign of the next."""
+        """Yield the marks from the end of one generation's nodes to the first sign of the next generation."""
         begin = None if before is None else self._over(before)
         if before is not None and begin is None:
             return
         number = 0 if before is None else before.number
         comers = self._newcomers() if after is None else after.seats
         begun = [at for at in (self._restored(seat, 0, after) for seat in comers) if at is not None]
-        # The slowest setup delays all nodes.
+        # The node with the slowest setup delays all others.
         restoring = max(begun) if begun and len(begun) == len(comers) else None
         until = restoring or (None if after is None else after.at)
         self._pass_over(number, begin)
@@ -138,7 +138,7 @@ class _Marks:
     def _pass_over(self, number: int, begin: datetime | None) -> None:
         """Remove nodes that joined a generation up to this one, and states before ``begin``.
 
-        Generations are processed in order, so these are not needed again, and the rest is short.
+        Generations are processed in order, so these entries are not needed again, and the rest is short.
         """
         left = []
         for change in self._supply:
@@ -149,7 +149,7 @@ class _Marks:
         self._supply = left
 
     def _newcomers(self) -> list[Seat]:
-        """Return the live nodes that were in no generation yet."""
+        """Return the live nodes that have been in no generation yet."""
         return [
             seat
             for launch in self._history.live_launches
@@ -174,7 +174,7 @@ class _Marks:
         told = (self._restored(seat, before.number, after) for seat in survivors)
         begun = [at for at in told if at is not None]
         if begun and before.number not in self._held:
-            # The first node that restores ends the training.
+            # The training ends when the first node begins to restore.
             yield mark("restoring", min(begun), before.number + 1)
 
     def _restored(self, seat: Seat, before: int, after: Generation | None) -> datetime | None:
@@ -209,7 +209,7 @@ class _Marks:
 
 
 class _Change(NamedTuple):
-    """The begin of a state of the job, or a change in the number of nodes in a state."""
+    """The beginning of a state of the job, or a change in the number of nodes in a state."""
 
     at: datetime
     what: str
@@ -231,7 +231,7 @@ def _supply_changes(history: History, first: Mapping[Seat, int]) -> list[_Change
 
 
 def _supply(word: str, changes: Sequence[_Change]) -> Iterator[tuple[datetime, str]]:
-    """Yield the job's states and their begins, by the machines alone; ``word`` is the state before."""
+    """Yield the job's states and their beginnings, by the machines alone; ``word`` is the state before."""
     num, last = dict.fromkeys(("setup", "staging", "unknown", "launching"), 0), ""
     for at, changed, change, _ in changes:
         if change:
@@ -246,14 +246,14 @@ def _supply(word: str, changes: Sequence[_Change]) -> Iterator[tuple[datetime, s
 
 
 def _word_after(word: str, what: str) -> str:
-    """Return the job's state after the state ``word`` when ``what`` begins."""
+    """Return the state of the job that follows the state ``word`` when ``what`` begins."""
     if what not in _LEFT_BY:
         return what
     return word if word in _LEFT_BY[what] else "waiting"
 
 
 _LEFT_BY = {"launched": {"suspended", "ended"}, "claimed": {"ended"}}
-"""The states that a new launch, or the claim of a seat, does not change; any other becomes ``waiting``."""
+"""The states that a new launch or a claim does not change; any other state becomes ``waiting``."""
 
 
 def _changes(launch: LaunchHistory, rank: int, at: datetime, *, first: int | None) -> Iterator[_Change]:
@@ -279,7 +279,7 @@ def _changes(launch: LaunchHistory, rank: int, at: datetime, *, first: int | Non
 
 
 def _in_journal_order(history: History) -> Iterator[tuple[datetime, str, LaunchHistory | None]]:
-    """Yield the job's launches and turns with the states they begin, at times that never go back."""
+    """Yield the job's launches and turns with the states that they begin, at times that never go back."""
     turns, at = list(history.turns), history.first_submission.at
     for launch in (*history.launches, None):
         while turns and (launch is None or turns[0][0] < launch.number):

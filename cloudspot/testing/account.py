@@ -1,4 +1,4 @@
-"""The accounts that a plugin's author implements for the kits, with control over faults and reclaims."""
+"""The accounts that a plugin's author implements for the kits; tests control their faults and reclaims."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudspot.testing import plaincalls
 
 
 class Call(str, enum.Enum):
-    """The call that a fault affects: of a provisioner, a store or a log sink."""
+    """The call that a fault affects: a call of a provisioner, a store or a log sink."""
 
     CREATE = "create"
     LIST = "list"
@@ -26,11 +26,11 @@ class Call(str, enum.Enum):
     LIST_OBJECTS = "list objects"
     DELETE = "delete"
     BEGIN = "begin"
-    """Beginning an upload in parts."""
+    """Starting an upload in parts."""
     PART = "part"
     """Sending a part."""
     COMPLETE = "complete"
-    """Making an object from the parts."""
+    """Creating an object from the parts."""
     ABORT = "abort"
     """Deleting the parts."""
     WRITE_LINES = "write lines"
@@ -39,33 +39,33 @@ class Call(str, enum.Enum):
 
 
 class Fault(str, enum.Enum):
-    """A fault of the cloud's API, which lasts until ``heal``, except LOST_ANSWER, which affects one call."""
+    """A fault of the cloud's API; it lasts until ``heal``, except LOST_ANSWER, which affects one call."""
 
     LOST_ANSWER = "lost answer"
-    """The next call has its effect, and its answer is lost: a status of 500, or a connection that breaks.
-    Later calls are answered as usual, including the SDK's own retries."""
+    """The next call takes effect, but its answer is lost: the status is 500, or the connection breaks. Later
+    calls are answered as usual, including the SDK's own retries."""
     UNWELL = "unwell"
-    """The service answers with an error of its own, or not at all."""
+    """The service answers with an internal error, or not at all."""
     THROTTLED = "throttled"
     """The account has made too many requests."""
     DENIED = "denied"
     """The caller lacks the permission."""
     QUOTA = "quota"
-    """The account's limit is reached."""
+    """The account has reached its limit."""
     REFUSED = "refused"
     """The request can never work, for example because its image does not exist."""
     CUT = "cut"
-    """The answer breaks off in the middle of its body."""
+    """The answer ends in the middle of its body."""
 
 
 class Service(ABC):  # noqa: B024 (its subclasses have the abstract methods)
-    """A service whose faults a test can control. A method that is not supported raises NotImplementedError.
+    """A service whose faults a test can control.
 
-    The tests that need it are then deviations.
+    If a method is not supported, raise NotImplementedError; the tests that need it are then deviations.
     """
 
     def inject(self, call: Call, fault: Fault) -> None:
-        """Make such calls fail until ``heal``; with LOST_ANSWER, only the next call."""
+        """Make such calls fail until ``heal``, or only the next one with LOST_ANSWER."""
         raise NotImplementedError
 
     def heal(self) -> None:
@@ -73,7 +73,7 @@ class Service(ABC):  # noqa: B024 (its subclasses have the abstract methods)
         raise NotImplementedError
 
     def pass_time(self, seconds: float) -> None:
-        """Let ``seconds`` of the account's time pass, which is real time by default."""
+        """Let ``seconds`` of the account's time pass; by default, this is real time."""
         time.sleep(seconds)
 
 
@@ -110,13 +110,13 @@ class Bought(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     """Its tags or labels, including cloudspot's own."""
     max_seconds: float | None = None
-    """The time after which the cloud ends it, or None if the cloud does not."""
+    """The time after which the cloud ends it, or None if the cloud sets no limit."""
 
 
 class Account(Service):
-    """An empty account of a cloud for one test, which may change everything in it.
+    """An empty account at a cloud for one test, which may change everything in it.
 
-    An emulated account behind the real SDK is best.
+    The best choice is an emulated account, accessed through the real SDK.
     """
 
     prefix: str = "kit-"
@@ -124,34 +124,34 @@ class Account(Service):
     patience_seconds: float = 30.0
     """How long the cloud may take for asynchronous actions, such as ending a machine."""
     unknown_ids: tuple[str, ...] = ("cloudspot-none",)
-    """Ids of machines that the account never had, both well-formed and malformed."""
+    """Ids that no machine of the account ever had, both well-formed and malformed."""
 
     @abstractmethod
     def provider(self) -> Provider:
-        """Return a provider of this account without any cached lookups, as in another process."""
+        """Return a provider of this account without cached lookups, as in another process."""
 
     def reserve(self, group: InstanceGroup) -> None:
         """Note that a test is about to launch these machines; an account that costs money counts them."""
         return None
 
     def limit(self, num_machines: int | None) -> None:
-        """Limit the machines in each zone and on each market to ``num_machines``; None removes the limit."""
+        """Limit the machines in each zone and market to ``num_machines``; None removes the limit."""
         raise NotImplementedError
 
     def lag(self, seconds: float) -> None:
-        """List new machines only after ``seconds`` of the account's time."""
+        """Let new machines appear in listings only after ``seconds`` of the account's time."""
         raise NotImplementedError
 
     def reclaim(self, instance_id: str) -> None:
-        """Reclaim a spot machine without notice; by default, with ``Provider.preempt``."""
+        """Reclaim a spot machine without notice; the default uses ``Provider.preempt``."""
         plaincalls.preempt(self.provider(), instance_id, notice_seconds=0)
 
     def sold(self) -> Sequence[Sold]:
         """Return all items that the cloud sells under the provider's options, for any resources.
 
         They must not fit on one page of the cloud's answers, so make its pages short. There should be at
-        least two types, two zones, and a type with an accelerator; without these, the tests that need them
-        are deviations.
+        least two types, two zones, and a type with an accelerator; if not, the tests that need them are
+        deviations.
         """
         raise NotImplementedError
 
@@ -160,9 +160,9 @@ class Account(Service):
         raise NotImplementedError
 
     def running(self) -> set[str]:
-        """Return the ids of all machines that may run and be billed.
+        """Return the ids of all machines that may be running and billed.
 
-        The default asks the provisioner; an emulated cloud should answer from its own data.
+        The default calls the provisioner; an emulated cloud should answer from its own data.
         """
         return {one.id for one in self.listed() if one.state is not InstanceState.ENDED}
 
@@ -176,13 +176,13 @@ class StoreAccount(Service):
     """An empty part of an object store for one test, which can inject faults."""
 
     few_parts_bytes: int = 21 << 20
-    """The size of a stream with at least two parts."""
+    """The size of a stream that has at least two parts."""
     many_parts_bytes: int = 100 << 20
-    """The size of a stream with at least twelve parts."""
+    """The size of a stream that has at least twelve parts."""
 
     @abstractmethod
     def open(self) -> ObjectStore:
-        """Return the store as another process opens it; its retries need not sleep."""
+        """Return the store as another process would open it; its retries need not sleep."""
 
     @abstractmethod
     def pending(self) -> Sequence[str]:
@@ -194,4 +194,4 @@ class LogAccount(Service):
 
     @abstractmethod
     def sink(self, job_id: str) -> LogSink:
-        """Return the sink of the job's log as another process opens it."""
+        """Return the sink of the job's log as another process would open it."""

@@ -1,8 +1,8 @@
-"""A pytest plugin for tests that boot isolated machines, each test in its own namespaces.
+"""A pytest plugin for tests that boot isolated machines; each test runs in its own namespaces.
 
 Load it with ``-p cloudspot.testing.enclosing`` and mark tests ``@pytest.mark.enclosed``. The function of such
-a test runs in another process, and nothing that it starts outlives it; its fixtures stay outside. On a host
-without namespaces, the test is skipped with the reason.
+a test runs in a separate process, and no process that it starts outlives it; its fixtures stay outside. On a
+host without namespaces, the test is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _why_not = functools.cache(enclosure.why_not)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
+    """Register the marker."""
     config.addinivalue_line(
         "markers", "enclosed: run the test in its own namespaces; skipped on hosts without namespaces"
     )
@@ -51,7 +51,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return 0
 
     with warnings.catch_warnings():
-        # Python 3.12 and later warn about forks with threads; this child needs no threads.
+        # Python 3.12 and later warn about forking with threads; this child needs no threads.
         warnings.simplefilter("ignore", DeprecationWarning)
         status = enclosure.run_enclosed(main)
     os.close(writer)
@@ -63,4 +63,4 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 _MAX_REPORT_BYTES = 60_000
-"""The maximum size of a report in bytes; a pipe without a reader holds 64 KiB."""
+"""The maximum size of a report in bytes; a pipe that nobody reads holds 64 KiB."""

@@ -10,7 +10,7 @@
             return MyAccount()
 
 ``account`` is an Account, as in :mod:`cloudspot.testing.provisionerkit`. An image that is not removed is
-billed forever, and an image with another setup is worse than none.
+billed forever, and an image with a different setup is worse than none.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from cloudspot.testing.kit import Kit
 
 KEY, OTHER_KEY = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 COPY_SECONDS = 5.0
-"""The time between two looks for an image."""
+"""The time between two searches for an image."""
 NUM_LOOKS = 120
 DECIDED_AT = datetime(2026, 11, 1, tzinfo=timezone.utc)
 
 
 class ImageHostTests(Kit):
-    """A test for each promise of ImageHost; the fixture ``account`` is an Account whose provider has one."""
+    """A test for each promise of ImageHost; ``account`` is an Account whose provider has an image host."""
 
     resources: ClassVar[Resources] = Resources()
     """The resources of the machines."""
@@ -127,11 +127,11 @@ class ImageHostTests(Kit):
         for _ in range(NUM_LOOKS):
             found = account.provider().image_host().find(KEY)
             if found is None or found.failure:
-                raise CloudspotError(f"the image is not made: {found}")
+                raise CloudspotError(f"the image was not made: {found}")
             if found.is_ready:
                 return found
             account.pass_time(COPY_SECONDS)
-        raise AssertionError(f"the image is not ready after {NUM_LOOKS} looks")
+        raise AssertionError(f"the image is not ready after {NUM_LOOKS} checks")
 
     def _machine(self, account: Account, *, launch: int = 1) -> Instance:
         made = self._launch(account, account.provider(), launch=launch)
@@ -140,7 +140,7 @@ class ImageHostTests(Kit):
                 if one.id == made.id and one.state is InstanceState.RUNNING:
                     return one
             account.pass_time(1.0)
-        raise AssertionError(f"{made.id} does not run")
+        raise AssertionError(f"machine {made.id} is not running")
 
     def _launch(self, account: Account, provider: Provider, *, launch: int) -> Instance:
         group = self._group(account, provider, launch=launch)

@@ -1,4 +1,4 @@
-"""Whole jobs with a reclaim as tests, which a plugin's author subclasses.
+"""Tests of whole jobs with a reclaim, which a plugin's author subclasses.
 
 ::
 
@@ -9,7 +9,7 @@
         def cloud(self):
             return JobCloud(provider="mycloud", prefix=("cloudspot", "sandbox", "mycloud", "--"))
 
-Everything is real: the command line, the boot script on machines that boot, the agent, torchrun and the
+Everything is real: the command line, machines that boot with the boot script, the agent, torchrun and the
 training. The machines need torch.
 """
 
@@ -40,22 +40,23 @@ class JobCloud:
 
     provider: str
     store: str | None = None
-    """The URL of an empty store; None stands for the provider's default, or the sandbox's store."""
+    """The URL of an empty store; None means the provider's default, or the sandbox's store."""
     settings: Sequence[str] = ()
     """The values for ``cloudspot run --set``, such as ``providers.mycloud.region="north"``."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables, such as credentials, in addition to this process's environment."""
     prefix: Sequence[str] = ()
-    """A command that runs the command after it, such as ``cloudspot sandbox mycloud --``."""
+    """A command that runs the command given after it, such as ``cloudspot sandbox mycloud --``."""
     notice: str | None = "20s"
-    """The notice of the reclaim; None stands for the provider's own notice."""
+    """The length of the reclaim's notice; None means the provider's own notice."""
     job_id: str = "kit"
     is_reclaimed_by_prefix: bool = False
-    """Whether the prefix reclaims a machine, like ``cloudspot sandbox --reclaim``; if not, the kit does."""
+    """Whether the prefix reclaims a machine, as ``cloudspot sandbox --reclaim`` does; if not, the kit does.
+    """
 
 
 class WholeJobTests(Kit):
-    """A job on one and on two nodes, of which one is reclaimed; the fixture ``cloud`` is a JobCloud."""
+    """A job on one node and on two, one of which is reclaimed; the fixture ``cloud`` is a JobCloud."""
 
     @pytest.mark.timeout(2 * MOST_SECONDS)
     @cases("num_nodes", {"one node": 1, "two nodes": 2})
@@ -73,7 +74,7 @@ class WholeJobTests(Kit):
 
 
 def _run(cloud: JobCloud, directory: Path, num_nodes: int, *, is_reclaimed: bool) -> dict[str, Any]:
-    """Run the job by this module's own command line, after the prefix; return the output of ``show``."""
+    """Run the job with this module's own command line, after the prefix; return the output of ``show``."""
     directory.mkdir()
     orders = {
         "run": [
@@ -116,7 +117,7 @@ def main(orders: Mapping[str, Any]) -> None:
 
 
 def _show(job_id: str) -> dict[str, Any]:
-    """Return the output of ``show``, or an empty dict before the job exists."""
+    """Return the output of ``show``, or an empty dict if the job does not exist yet."""
     done = subprocess.run([*CLOUDSPOT, "show", job_id, "--json"], capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else {}
 

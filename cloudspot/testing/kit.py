@@ -1,4 +1,4 @@
-"""The base of all kits: tests that cannot be overridden, and deviations that are declared."""
+"""The base of all kits: tests that cannot be overridden, and declared deviations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import pytest
 from cloudspot.errors import CloudspotError
 
 _BROKEN = (AssertionError, CloudspotError, NotImplementedError, pytest.fail.Exception)
-"""The errors of a broken promise. Any other error is a mistake in the tests, which no deviation may hide."""
+"""The errors that mean a broken promise. Any other error is a mistake in the tests, which no deviation may
+hide."""
 
 
 class Kit:
-    """The base of the kits. A subclass provides the fixtures, and inherits the tests.
+    """The base of the kits. A subclass provides the fixtures and inherits the tests.
 
-    A test of a kit cannot be overridden. A promise that a provider does not keep is declared with the reason,
-    and the test becomes an expected failure, which fails if it passes. A test with cases is declared case by
+    A test of a kit cannot be overridden. If a provider does not keep a promise, declare this with the reason;
+    the test then becomes an expected failure, which fails if it passes. A test with cases is declared case by
     case, or by its name alone if no case passes::
 
         class TestMine(ProvisionerTests):
@@ -34,9 +35,9 @@ class Kit:
     """
 
     deviations: ClassVar[Mapping[str, str]] = {}
-    """By the name of the test or its case, why this provider does not keep the promise."""
+    """Why this provider does not keep a promise, by the name of the test or its case."""
     left_out: ClassVar[Mapping[str, str]] = {}
-    """By the same names, why the test is skipped here, for example because another class runs it."""
+    """Why a test is skipped here, by the same names, for example because another class runs it."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Mark the deviations and the tests that are left out.
@@ -66,7 +67,7 @@ class Kit:
 
 
 def cases(names: str, table: Mapping[str, object]) -> pytest.MarkDecorator:
-    """Return the mark of a kit's test that runs once for each case; a deviation may name a case."""
+    """Return the marker of a kit's test that runs once for each case; a deviation may name a case."""
     wanted = [value if isinstance(value, tuple) else (value,) for value in table.values()]
     return pytest.mark.parametrize(
         names, [pytest.param(*values, id=name) for name, values in zip(table, wanted, strict=True)]
@@ -108,7 +109,7 @@ def _cases_of(test: Callable[..., None]) -> list[str]:
 
 
 def _marked_copy(test: Callable[..., None], marks: Mapping[str, pytest.MarkDecorator]) -> Callable[..., None]:
-    """Return a copy of the test with these marks, by case ("" for the whole test)."""
+    """Return a copy of the test with these markers, by case ("" for the whole test)."""
 
     @functools.wraps(test)
     def copy(*arguments: Any, **options: Any) -> None:
@@ -131,7 +132,7 @@ def _marked_copy(test: Callable[..., None], marks: Mapping[str, pytest.MarkDecor
 
 
 def wait_until(condition: Callable[[], object], what: str, *, seconds: float) -> None:
-    """Return when the condition holds; fail the test if it does not in time, nor in one more try."""
+    """Return when the condition holds; fail the test if it does not in time, nor in one more attempt."""
     end, is_over = time.monotonic() + seconds, False
     while not condition():
         if is_over:
@@ -144,7 +145,7 @@ def wait_until(condition: Callable[[], object], what: str, *, seconds: float) ->
 def no_network() -> Iterator[None]:
     """Fail the test if any code opens a connection within the block.
 
-    Threads from before, such as an abandoned call of an earlier test, do not count.
+    Threads that were already running, such as an abandoned call of an earlier test, do not count.
     """
     others = {one.ident for one in threading.enumerate()} - {threading.get_ident()}
     attempts: list[object] = []

@@ -66,12 +66,12 @@ class LaunchingKit(Kit):
 
     @staticmethod
     def _create(account: Account, request: LaunchRequest, *, token: str = "1") -> Sequence[Instance]:
-        """Create with a new provisioner, as another process would."""
+        """Create machines with a new provisioner, as another process would."""
         return plaincalls.create(account.provider().provisioner(), request, token=account.prefix + token)
 
 
 def stored(value: msgspec.Struct, kind: type[T]) -> T:
-    """Return the value after it was stored in a record and read back."""
+    """Return the value after storing it in a record and reading it back."""
     again: T = decode(msgspec.json.encode(value), kind)
     return again
 
@@ -87,7 +87,7 @@ def alive(account: Account) -> list[Instance]:
 
 
 def are_untouched(account: Account, machines: set[str]) -> bool:
-    """Return whether only these machines may run, and none of them has begun to end."""
+    """Return whether only these machines may be running, and none of them has begun to end."""
     up = {one.id for one in account.listed() if one.state.is_up}
     return up == account.running() == machines
 

@@ -1,4 +1,4 @@
-"""The promises of a log sink about failures and other jobs, as tests, which a plugin's author subclasses.
+"""Tests of a log sink's promises about failures and other jobs, which a plugin's author subclasses.
 
 ::
 
@@ -26,7 +26,7 @@ from cloudspot.testing.account import Call, Fault, LogAccount
 from cloudspot.testing.kit import Kit, cases
 
 JOBS = ("kit-1", "kit-10", "kit-1-0", "kit-2")
-"""Job ids, some of which begin with another job's id."""
+"""Job ids, some of which begin with the id of another job."""
 _KINDS = {
     Fault.DENIED: AuthError,
     Fault.UNWELL: TransientError,
@@ -61,7 +61,7 @@ class LogFaultTests(Kit):
         try:
             sink.remove(sink.pieces())
         except CloudspotError:
-            pass  # a sink may leave that to its service's retention
+            pass  # a sink may leave removal to its service's retention
         else:
             assert list(logs.sink(JOBS[0]).read("1-0")) == []
         for job_id in JOBS[1:]:

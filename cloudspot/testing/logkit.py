@@ -9,7 +9,7 @@
         def make_sink(self):
             return lambda: MySink("a-job-that-has-no-log-yet")
 
-Each call of ``make_sink`` returns another sink of the same job, as another process would open it.
+Each call of ``make_sink`` returns another sink for the same job, as another process would open it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class LogSinkTests(Kit):
         rng = random.Random(0)
         delivered, reader = 0, make_sink()
         while delivered < 60:
-            sink = make_sink()  # the agent has started anew
+            sink = make_sink()  # the agent has restarted
             first = rng.randint(max(0, delivered - 10), delivered)
             last = rng.randint(max(first, delivered), delivered + 8)
             sink.write(_lines(first, last, step=3600 * rng.choice((1.0, 0.0))))
@@ -166,7 +166,7 @@ class LogSinkTests(Kit):
         try:
             make_sink().remove(old)
         except CloudspotError:
-            return  # a sink may leave that to its service's retention
+            return  # a sink may leave removal to its service's retention
         make_sink().remove(old)
         left = {"1-0": [1], "2-0": []} if len(old) == 2 else {"1-0": [0, 1], "2-0": []}
         for stream, seqs in left.items():

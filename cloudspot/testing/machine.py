@@ -1,4 +1,4 @@
-"""The machine that the kits of notices and identity need, as seen by a process that runs on it."""
+"""The machine that the notice and identity kits need, as seen by a process that runs on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class OtherEvent(str, enum.Enum):
     """An event of a metadata service other than a reclaim of the machine."""
 
     ANOTHER_MACHINE = "another machine"
-    """Another machine will be taken."""
+    """Another machine will be reclaimed."""
     FREEZE = "freeze"
     """The machine will pause for seconds, for example while it is moved to another host."""
     REBOOT = "reboot"
@@ -25,35 +25,36 @@ class Trouble(str, enum.Enum):
     """A failure of a metadata service that is still reachable."""
 
     ERROR = "error"
-    """Every answer has a status of 500."""
+    """Every response has status 500."""
     GARBAGE = "garbage"
-    """Every answer is a page of HTML with a status of 200."""
+    """Every response is an HTML page with status 200."""
     HANG = "hang"
-    """It accepts each request, and never answers."""
+    """The service accepts each request but never answers."""
 
 
 class Machine(ABC):
-    """A machine of a launch whose metadata this process reads as if it ran there.
+    """A machine of a launch; this process reads its metadata as if it ran on the machine.
 
-    A fake metadata service on loopback, set by the plugin's own environment variable, is best. A method that
-    is not supported raises NotImplementedError, and the tests that need it are deviations.
+    The best choice is a fake metadata service on loopback, to which the plugin's own environment variable
+    points. If a method is not supported, raise NotImplementedError; the tests that need it are then
+    deviations.
     """
 
     instance: Instance
     """The machine as a provisioner would list it: id, rank, address, zone, type, market."""
     notice_seconds: float
-    """The length of this cloud's notices, by its documentation."""
+    """The length of this cloud's notices, according to its documentation."""
 
     @abstractmethod
     def provider(self) -> Provider:
-        """Return a provider as in a new process on the machine."""
+        """Return a provider as a new process on the machine would create it."""
 
     def give_notice(self, deadline: datetime | None) -> None:
-        """Make the cloud announce that it takes the machine at ``deadline`` (UTC), or at no stated time."""
+        """Announce, as the cloud, a reclaim of the machine at ``deadline`` (UTC), or at no stated time."""
         raise NotImplementedError
 
     def give_other_event(self, event: OtherEvent) -> None:
-        """Make the cloud announce an event that does not take this machine."""
+        """Announce, as the cloud, an event that does not reclaim this machine."""
         raise NotImplementedError
 
     def silence(self) -> None:

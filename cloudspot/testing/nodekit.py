@@ -1,4 +1,4 @@
-"""The promises about notices and a machine's identity as tests, which a plugin's author subclasses.
+"""Tests of the promises about notices and a machine's identity, which a plugin's author subclasses.
 
 ::
 
@@ -27,15 +27,15 @@ from cloudspot.testing.kit import Kit, cases
 from cloudspot.testing.machine import Machine, OtherEvent, Trouble
 
 ANSWER_SECONDS = 10.0
-"""The time after which a metadata service without an answer counts as silent."""
+"""The time after which a metadata service that has not answered counts as silent."""
 
 
 class PreemptionSourceTests(Kit):
     """A test for each promise of PreemptionSource; the fixture ``machine`` is a Machine."""
 
     states_deadline: ClassVar[bool] = True
-    """Whether a notice states when the machine is taken; if not, its deadline is None, and the whole
-    ``notice_seconds`` are left."""
+    """Whether a notice states when the machine will be reclaimed; if not, its deadline is None, and the full
+    ``notice_seconds`` remain."""
 
     def test_without_notice_there_is_none(self, machine: Machine) -> None:
         source = machine.provider().preemption_source()
@@ -180,7 +180,7 @@ class NodeIdentityTests(Kit):
 
 
 def _in(seconds: float) -> datetime:
-    """Return a moment in whole seconds, as in most clouds' notices."""
+    """Return a time in whole seconds, as in most clouds' notices."""
     return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).replace(microsecond=0)
 
 

@@ -1,4 +1,4 @@
-"""The promises about a provisioner's offers as tests, which a plugin's author subclasses.
+"""Tests of the promises about a provisioner's offers, which a plugin's author subclasses.
 
 ::
 
@@ -10,7 +10,7 @@
             return MyAccount()
 
 ``account`` is an Account of :mod:`cloudspot.testing.account`. The offers decide which machine is bought and
-when a job has reached its limit of cost.
+when a job has reached its cost limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOLERANCE = 0.001
 
 
 def _most(sold: Sequence[Sold], size: Callable[[Sold], int]) -> int:
-    """Return the largest size of a type without an accelerator; there must be smaller types."""
+    """Return whether the item has the requested resources, and an accelerator only if one is requested."""
     sizes = sorted({size(one) for one in sold if one.accelerator is None})
     assert len(sizes) >= 2, f"the account sells only one size ({sizes}), so that all types always fit"
     return sizes[-1]
@@ -42,7 +42,7 @@ def _accelerated(sold: Sequence[Sold]) -> Resources:
 
 
 def _has(sold: Sold, wish: Resources) -> bool:
-    """Return whether it has the wished resources, and no accelerator without a wish for one."""
+    """Return whether the item has the wished resources, and an accelerator only if one is wished."""
     return (
         sold.cpus >= wish.cpus
         and sold.memory_bytes >= wish.memory_bytes

@@ -1,4 +1,4 @@
-"""A provider's calls with plain arguments, for the kits and a plugin's own tests."""
+"""A provider's calls with plain arguments, for the kits and for a plugin's own tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudspot.model import CheckResult, Instance, LaunchRequest, Offer, Resourc
 
 
 def create(provisioner: Provisioner, request: LaunchRequest, *, token: str) -> tuple[Instance, ...]:
-    """Create machines, and return them."""
+    """Create machines and return them."""
     return provisioner.create(CreateRequest(request=request, token=token)).instances
 
 
@@ -29,7 +29,7 @@ def instances(
 
 
 def terminate(provisioner: Provisioner, instance_ids: Iterable[str]) -> None:
-    """End the machines; none of them may be refused."""
+    """End the machines, none of which may be refused."""
     result = provisioner.terminate(TerminateRequest(instance_ids=tuple(instance_ids)))
     assert not result.problem, result.problem
 
@@ -45,5 +45,5 @@ def preempt(provider: Provider, instance_id: str, *, notice_seconds: float | Non
 
 
 def check(checked: Provider | ObjectStore, *, resources: Resources | None = None) -> tuple[CheckResult, ...]:
-    """Return the lines of a check."""
+    """Return the result lines of a check."""
     return checked.check(CheckRequest(resources=resources)).results

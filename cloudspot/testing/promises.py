@@ -50,7 +50,8 @@ _ONLY_FOR = {
 ENDED_EARLY = "the run ended here: it was interrupted, or this test ended the process, as a time limit may"
 _PROPERTY = "cloudspot_promise"
 _LISTS = ("passed", "skipped", "deviations", "failures")
-"""The outcomes of a promise, the most serious last, which counts if a promise has several tests."""
+"""The outcomes of a promise, the most serious last; if a promise has several tests, the most serious one
+counts."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin a report."""
+    """Start a report."""
     names = [kit.__name__ for kit in KITS]
     chosen = config.option.promises_kit or names
     if unknown := [name for name in chosen if name not in names]:
@@ -78,21 +79,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Reporter:
-    """Collects the outcome of each promise, even if tests run in several processes.
+    """Collects the outcome of each promise, even if the tests run in several processes.
 
-    It writes the report before each test, so that a test that ends the process loses no earlier outcome.
+    It writes the report before each test, so that no earlier outcome is lost if a test ends the process.
     """
 
     def __init__(self, name: str, path: Path, *, kits: tuple[type[Any], ...], is_worker: bool) -> None:
         self._name, self._path, self._kits, self._is_worker = name, path, kits, is_worker
         self._running = ""
         self._found: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
-        """By class and kit, then by promise: the outcome and its reason."""
+        """The outcome and its reason, by class and kit, then by promise."""
         self._errors: dict[str, str] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Deselect tests that are not a kit's, and mark the others for their reports."""
+        """Deselect all tests that do not belong to a kit, and mark the others for their reports."""
         others = []
         for item in items:
             kit = _kit_of(item, self._name)
@@ -129,7 +130,7 @@ class _Reporter:
         known[promise] = max(known.get(promise, (outcome, reason)), (outcome, reason), key=_gravity)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        # An error in the collection interrupts the run, too.
+        # An error during collection interrupts the run too.
         self._write(is_over=exitstatus != pytest.ExitCode.INTERRUPTED or bool(self._errors))
 
     def _write(self, *, is_over: bool) -> None:
@@ -156,7 +157,7 @@ class _Reporter:
 
 
 def _row(place: str, kit: str, outcomes: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """Return the report of one kit in one class, in which each promise is in one of the lists."""
+    """Return the report of one kit in one class; each promise is in one of its lists."""
     (promises,) = (promises_of(one) for one in KITS if one.__name__ == kit)
     lists: dict[str, Any] = {
         name: {
@@ -169,7 +170,7 @@ def _row(place: str, kit: str, outcomes: dict[str, tuple[str, str]]) -> dict[str
 
 
 def _kit_of(item: pytest.Item, name: str) -> type[Any] | None:
-    """Return the kit of an unchanged test, if it tests the plugin of that name, else None."""
+    """Return the kit of an unchanged test if it tests the plugin of that name, else None."""
     class_ = getattr(item, "cls", None)
     if class_ is None:
         return None
@@ -193,7 +194,7 @@ def _gravity(told: tuple[str, str]) -> int:
 
 
 def _last_line(report: pytest.CollectReport | pytest.TestReport) -> str:
-    """Return in a line why a test did not pass."""
+    """Return in one line why a test did not pass."""
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
     crash = getattr(report.longrepr, "reprcrash", None)

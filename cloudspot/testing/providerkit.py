@@ -8,7 +8,7 @@
         name = "mycloud"
         options = {"region": "north"}
 
-The plugin must be installed: the kit finds it like ``cloudspot run --provider mycloud``.
+The plugin must be installed: the kit finds it as ``cloudspot run --provider mycloud`` does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from cloudspot.testing.kit import Kit, no_network
 
 NUM_IMPORTS = 5
 MOST_IMPORT_SECONDS = 0.05
-"""The maximum processor time, not counting the standard library's modules for HTTP, processes and logging."""
+"""The maximum processor time of the import, not counting the standard library's modules for HTTP, processes
+and logging."""
 _IMPORT = """
 import concurrent.futures, json, logging, ssl, subprocess, sys, time, urllib.request, zipfile
 from cloudspot import registry
@@ -66,7 +67,7 @@ class ProviderTests(Kit):
     options: ClassVar[Mapping[str, Any]] = {}
     """The table ``[providers.NAME]`` of a job file that works with a new account."""
     packages: ClassVar[tuple[str, ...]] = ()
-    """Further top-level packages of the plugin itself."""
+    """Other top-level packages that belong to the plugin."""
 
     @pytest.fixture
     def provider(self) -> Provider:
@@ -116,7 +117,7 @@ class ProviderTests(Kit):
             imported = _imported_by(getattr(profile, name))
             assert imported <= sys.stdlib_module_names, f"{name} imports what an image may lack"
         if profile.fetch_code:
-            # The boot script has the code in its own file, and calls the function with three arguments.
+            # The boot script stores the code in its own file, and calls the function with three arguments.
             program = f"{profile.fetch_code}\n\nimport inspect\ninspect.signature(fetch).bind('', '', '')\n"
             done = subprocess.run(
                 [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False

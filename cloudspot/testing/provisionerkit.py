@@ -333,7 +333,7 @@ class ProvisionerTests(LaunchingKit):
     def test_a_listing_that_fails_tells_nothing(
         self, account: Account, fault: Fault, kind: type[CloudspotError]
     ) -> None:
-        """An empty answer would prove that every machine is dead."""
+        """An empty result would prove that every machine is dead."""
         self._create(account, self._request(account))
         account.inject(Call.LIST, fault)
         with pytest.raises(kind) as caught:

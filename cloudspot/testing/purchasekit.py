@@ -1,4 +1,4 @@
-"""Tests of a provisioner's purchases, by the cloud's own records, which a plugin's author subclasses.
+"""Tests of a provisioner's purchases against the cloud's own records, for plugin authors to subclass.
 
 ::
 
@@ -10,7 +10,7 @@
             return MyAccount()
 
 ``account`` is an Account of :mod:`cloudspot.testing.account`, whose ``bought`` returns these records. A
-plugin might list the machines that were requested, and have bought others.
+plugin might list the requested machines but have bought others.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from cloudspot.testing.kit import cases
 from cloudspot.testing.launchingkit import LaunchingKit, ids
 
 MOST_IMAGE_BYTES = 100 << 30
-"""The maximum by which a disk may be larger, for its image."""
+"""The maximum by which a disk may exceed the requested size, to hold its image."""
 MOST_GRACE_SECONDS = 3600.0
-"""The maximum by which the cloud's limit may be later, so that the machine can end itself."""
+"""The maximum by which the cloud's time limit may be later, so that the machine can end itself first."""
 LABELS = {"kit-team": "vision", "kit-cost-center": "c-42"}
 
 

@@ -1,4 +1,4 @@
-"""The promises of an object store whose service fails, as tests, which a plugin's author subclasses.
+"""Tests of the promises of an object store whose service fails, which a plugin's author subclasses.
 
 ::
 
@@ -13,7 +13,7 @@
         def place(self):
             return MyPlace()
 
-If a store treats a missing permission or an outage as an empty store, a job begins anew and its checkpoints
+If a store treats a missing permission or an outage as an empty store, a job starts over and its checkpoints
 may be deleted.
 """
 
@@ -45,7 +45,7 @@ _KINDS = {
 
 
 def upload(store: ObjectStore, key: str, data: bytes, *, if_absent: bool = False) -> None:
-    """Put an object as a stream."""
+    """Store an object as a stream."""
     with store.open_upload(key, if_absent=if_absent) as stream:
         stream.write(data)
         stream.commit()
@@ -243,7 +243,7 @@ def _keys(place: StoreAccount) -> list[str]:
 
 
 def _left(place: StoreAccount) -> list[str]:
-    """Abort the uploads that the store lists, as ``cloudspot reap`` does; return those that are left."""
+    """Abort the uploads that the store lists, as ``cloudspot reap`` does; return those that remain."""
     store = place.open()
     for one in list(store.unfinished_uploads()):
         store.abort_upload(one)
@@ -251,7 +251,7 @@ def _left(place: StoreAccount) -> list[str]:
 
 
 def _ask(url: str, method: str = "GET") -> bytes | None:
-    """Return the answer of a link, or None if it is refused."""
+    """Return the response to a request for the link, or None if it is refused."""
     request = urllib.request.Request(url, method=method, data=None if method == "GET" else b"evil")  # noqa: S310
     try:
         with urllib.request.urlopen(request) as answer:  # noqa: S310

@@ -62,12 +62,12 @@ class ObjectStoreTests(Kit):
     can_presign: ClassVar[bool] = True
     """Whether ``presign_get`` returns a URL that ``urllib`` can read; if not, it raises CloudspotError."""
     stream_bytes: ClassVar[int] = 21 << 20
-    """The size of a stream with more than two parts."""
+    """The size of a stream that has more than two parts."""
     num_listed: ClassVar[int] = 1203
-    """More objects than fit on a page of the store's own protocol."""
+    """More objects than fit on one page of the store's own protocol."""
 
     def fill(self, store: ObjectStore, keys: Sequence[str]) -> None:
-        """Put many empty objects; override it if an emulated store has a faster way."""
+        """Store many empty objects; override it if an emulated store has a faster way."""
         _put_all(store, keys)
 
     # --- put, get, head ---------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class ObjectStoreTests(Kit):
         assert abs(listed.modified_at - meta.modified_at) < timedelta(seconds=2)
 
     def test_an_etag_is_the_same_in_a_listing_and_another_for_other_bytes(self, store: ObjectStore) -> None:
-        """A store may have no etags. A reader of ranges recognizes a changed object by its etag."""
+        """A store need not have etags. A reader of ranges detects a changed object by its etag."""
         etags = []
         for data in (b"one", b"two"):
             store.put("a/b", data)
@@ -278,7 +278,7 @@ class ObjectStoreTests(Kit):
             assert store.get(key) == b"writer %d" % winners[0]
 
     def test_of_many_processes_that_create_a_key_exactly_one_wins(self, store: ObjectStore) -> None:
-        registry.open_store(store.url)  # as each process will
+        registry.open_store(store.url)  # as each of the processes will
         context = multiprocessing.get_context("spawn")
         barrier, answers = context.Barrier(NUM_WRITERS), context.Queue()
         processes = [
@@ -333,7 +333,7 @@ class ObjectStoreTests(Kit):
                 store.delete(key)
             return listed
 
-        # There are two steps, so that each thread lists while the objects of all others exist.
+        # There are two steps, so that each thread lists while the objects of all the others exist.
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(write, range(8)))
             listed = list(pool.map(list_and_delete, range(8)))
@@ -601,7 +601,7 @@ def _noise(num_bytes: int) -> bytes:
 
 
 def _create_together(store: ObjectStore, key: str, writers: range, barrier: threading.Barrier) -> list[int]:
-    """Make all writers create the key at the same moment, each in a thread; return those that succeeded."""
+    """Let all writers create the key at the same moment, each in a thread; return those that succeeded."""
 
     def create(writer: int) -> bool:
         barrier.wait(SECONDS_TO_START)
@@ -618,7 +618,7 @@ def _create_together(store: ObjectStore, key: str, writers: range, barrier: thre
 def _create_in_process(
     url: str, number: int, barrier: threading.Barrier, answers: multiprocessing.Queue[list[list[int]] | str]
 ) -> None:
-    """Run some of the writers in each race; put the winners, or the error, into ``answers``."""
+    """Run some of the writers in each race; send the winners, or the error, to ``answers``."""
     per_process = NUM_WRITERS // NUM_PROCESSES
     writers = range(number * per_process, (number + 1) * per_process)
     try:
@@ -627,6 +627,6 @@ def _create_in_process(
             [_create_together(store, f"race/{count}", writers, barrier) for count in range(NUM_ROUNDS)]
         )
     except BaseException as error:
-        barrier.abort()  # spares the others the wait
+        barrier.abort()  # so that the others need not wait
         answers.put(f"{type(error).__name__}: {error}")
         raise

@@ -77,8 +77,9 @@ def check_world(run: Session, *, is_resumed: bool) -> None:
     """
     if run.resumed and not is_resumed:
         raise SessionError(
-            f"the checkpoint was not saved by {run.world_size} ranks, and a Trainer's steps are batches of"
-            " all ranks: with SpotCallback, keep nodes and procs_per_node as they were"
+            f"the checkpoint was saved by a number of ranks other than {run.world_size}, and a step of a "
+            "Trainer is a batch on every rank: with SpotCallback, do not change the number of nodes or "
+            "procs_per_node"
         )
 
 

@@ -87,13 +87,14 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
     ) -> Any:
         if trial is not None:
             raise SessionError(
-                "hyperparameter_search trains many times, but a job is one training, which cloudspot resumes:"
-                " submit each trial as a job of its own, or search without SpotCallback"
+                "hyperparameter_search trains many times, but a job is a single training run, which "
+                "cloudspot resumes: submit each trial as a job of its own, or search without SpotCallback"
             )
         if self.run is not None:
             raise SessionError(
-                "trainer.train() was called a second time, but a job is one training, which cloudspot"
-                " resumes: submit the second one as a job of its own, or leave SpotCallback out of it"
+                "trainer.train() was called a second time, but a job is a single training run, which "
+                "cloudspot resumes: submit the second run as a job of its own, or leave SpotCallback out of "
+                "it"
             )
         self._ignored_in_evaluations = ignore_keys_for_eval
         restored = restored_state("trainer", "state", "log")
@@ -149,9 +150,9 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         if not self.run.begin_again():
             size = self._trainer._train_batch_size  # noqa: SLF001 - it has no public name
             raise SessionError(
-                f"a batch did not fit into memory at step {self.run.step}, and auto_find_batch_size would"
-                f" begin the training anew with batches of {size}: set per_device_train_batch_size to {size}"
-                " or less, and submit the training as a new job"
+                f"a batch did not fit into memory at step {self.run.step}, and auto_find_batch_size would "
+                f"restart the training with batches of {size}: set per_device_train_batch_size to {size} or "
+                "less, and submit the training as a new job"
             )
         self._states.begin_again()
         self._place.begin_again()

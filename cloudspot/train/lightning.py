@@ -76,8 +76,9 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
             return
         if self.run is not None:
             raise SessionError(
-                "trainer.fit() was called a second time, but a job is one training, which cloudspot resumes:"
-                " submit the second one as a job of its own, or leave SpotCallback out of it"
+                "trainer.fit() was called a second time, but a job is a single training run, which "
+                "cloudspot resumes: submit the second run as a job of its own, or leave SpotCallback out of "
+                "it"
             )
         for finder in _finders(trainer):
             raise SessionError(
@@ -140,8 +141,8 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         combined = trainer.fit_loop._combined_loader  # noqa: SLF001 - it has no public name
         if combined._mode != "min_size" and len({each.length for each in self._place.loaders}) > 1:  # noqa: SLF001
             raise SessionError(
-                "with SpotCallback, the loaders of the training must all have the same length, or be a"
-                ' CombinedLoader of the mode "min_size": Lightning iterates shorter ones several times'
+                "with SpotCallback, the training loaders must all have the same length, or be a "
+                'CombinedLoader of the mode "min_size": Lightning iterates shorter ones several times'
             )
         self._loop = FrameworkLoop(self.run, _num_batches(trainer))
         self._changes_at_end = any(map(_may_change_at_end, (pl_module, *trainer.callbacks)))

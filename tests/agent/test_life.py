@@ -970,7 +970,7 @@ def test_a_disk_that_takes_no_checkpoint_is_said_and_not_tried_for_ever(bench, m
     life.run()
     record = bench.exit_record(2)
     assert (record.outcome, record.permanent) == ("failed", False)
-    assert "cannot put a checkpoint into" in record.detail
+    assert "cannot write a checkpoint to" in record.detail
 
 
 @pytest.mark.full

@@ -545,8 +545,8 @@ INSTALL = Install(
 @pytest.mark.parametrize(
     ("profile", "install", "message"),
     [
-        (BootProfile(fetch_code=FETCH), None, "no agent is staged for it"),
-        (BootProfile(), INSTALL, "it cannot fetch one"),
+        (BootProfile(fetch_code=FETCH), None, "no agent is staged"),
+        (BootProfile(), INSTALL, "the provider cannot fetch an agent"),
         (
             BootProfile(fetch_code=FETCH + "CLOUDSPOT_INSTALL\n"),
             INSTALL,

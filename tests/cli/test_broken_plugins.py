@@ -203,7 +203,7 @@ def test_each_plugin_that_cannot_be_used_is_listed_with_its_reason_and_the_other
     for name in ("twin-a", "twin-b"):
         assert (
             listed.pop(f"cloudspot-{name}")
-            == 'cloudspot-twin-a and cloudspot-twin-b both bring "twin"; uninstall one of them'
+            == 'cloudspot-twin-a and cloudspot-twin-b both provide "twin"; uninstall one of them'
         )
     assert listed.pop("cloudspot") is None
     assert listed.pop("cloudspot-printer") is None

@@ -70,22 +70,22 @@ class Case:
     """Ids of jobs that the store holds."""
 
 
-STRANGE_NAME = "must be at most 48 lower-case letters, digits and inner hyphens"
+STRANGE_NAME = "must be at most 48 lower-case letters, digits and hyphens (not at either end)"
 CASES = [
     # --- the job file as a file
     Case("missing file", "run nowhere.toml", "nowhere.toml: no such file"),
-    Case("a directory", "run .", ".: cannot be read: Is a directory"),
+    Case("a directory", "run .", ". cannot be read: Is a directory"),
     Case("an empty file", "run", "job.toml: name: missing; it has no default", job=""),
     Case(
         "binary garbage",
         "run",
-        "job.toml: line 2: not UTF-8 text, so not a TOML file",
+        "job.toml: line 2 is not UTF-8 text, so this is not a TOML file",
         job=b"#\n\xff\xfe\0",
     ),
     Case(
         "a huge file",
         "run",
-        "job.toml: has more than 1 MiB, too much for a file of settings",
+        "job.toml has more than 1 MiB, which is too large for a file of settings",
         job="#" * (MIB + 1),
     ),
     Case(
@@ -232,7 +232,7 @@ CASES = [
     Case(
         "--name that is no id",
         "run --name A_B",
-        "--name must be 1 to 63 lower-case letters, digits and inner hyphens: got 'A_B'",
+        "--name must be 1 to 63 lower-case letters, digits and hyphens (not at either end): got 'A_B'",
     ),
     # --- provider and store
     Case(
@@ -639,7 +639,7 @@ def nobody(desk):
 def test_a_job_file_that_may_not_be_read_is_named(desk, nobody):
     (desk.here / "job.toml").chmod(0o600)
     done = nobody("run")
-    assert (done.stderr, done.returncode) == ("error: job.toml: cannot be read: Permission denied\n", 2)
+    assert (done.stderr, done.returncode) == ("error: job.toml cannot be read: Permission denied\n", 2)
 
 
 def test_code_that_may_not_be_read_is_named(desk, nobody):
@@ -675,7 +675,10 @@ def test_a_home_that_may_not_be_written_is_named(desk, nobody):
     )
     assert (done.stderr.count("\n"), done.returncode) == (1, 4)
     done = nobody("init")
-    assert (done.stderr, done.returncode) == ("error: job.toml exists already; --force replaces it\n", 2)
+    assert (done.stderr, done.returncode) == (
+        "error: job.toml already exists; to replace it, add --force\n",
+        2,
+    )
     (desk.here / "job.toml").unlink()
     done = nobody("init")
     assert (done.stderr, done.returncode) == ("error: job.toml cannot be written: Permission denied\n", 1)

@@ -16,7 +16,7 @@ from cloudspot.jobstore.jobs.submission import submit
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.local.provisioner import LocalProvisioner
 
-REFUSED = "job 'old' was submitted by an older cloudspot (format 1), and this one cannot drive it; finish or remove it"
+REFUSED = "job 'old' was submitted by an older cloudspot (format 1), and this version cannot drive it; finish or remove it"
 
 
 @pytest.fixture
@@ -97,7 +97,9 @@ def test_a_job_of_the_format_before_is_refused_before_anything_is_bought_or_dele
         status, output = run(store, *command.split(), "new")
     assert status == 8
     assert (
-        output.count("job 'new' was submitted by an older cloudspot (format 4), and this one cannot drive it")
+        output.count(
+            "job 'new' was submitted by an older cloudspot (format 4), and this version cannot drive it"
+        )
         == 1
     )
     assert "finish or remove it with cloudspot 0.19.0" in output

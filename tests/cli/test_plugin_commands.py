@@ -113,7 +113,7 @@ def test_two_of_one_name_are_both_refused(install):
     install("sky", command("click.echo('second')"), distribution="sky-too")
     result = run("sky")
     assert result.exit_code == PluginError.exit_code
-    assert 'sky and sky-too both bring "sky"' in result.stderr
+    assert 'sky and sky-too both provide "sky"' in result.stderr
 
 
 def test_none_takes_the_place_of_one_of_ours(install, jobs):

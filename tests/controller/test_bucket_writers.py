@@ -130,7 +130,7 @@ def test_a_launch_that_somebody_wrote_into_the_journal_of_ones_own_job_is_refuse
     assert done.error is None
     void = codec.decode(store.get(keys.slot(JOB, 1, 0)), Slot)
     assert void.instance_id is None
-    assert void.detail.startswith("refused: the launch was not requested from here (state home ")
+    assert void.detail.startswith("refused: the launch was not requested from this computer (state home ")
     # The job goes on with launches of its own.
     own = codec.decode_journal(store.get(keys.journal(JOB, 2)))
     assert "touch" not in own.request.body["user_data"]

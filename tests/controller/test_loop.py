@@ -528,7 +528,7 @@ def test_nothing_is_bought_for_a_job_whose_directory_was_copied_into_another_sto
     found = house.history.submission
     house.store.find_id = lambda: "0a" * 16
     house.store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(found, store_id="0b" * 16)))
-    with pytest.raises(CloudspotError, match="job digits-1 was submitted to another store than memory://"):
+    with pytest.raises(CloudspotError, match="job digits-1 was submitted to a store other than memory://"):
         house.controller().run_until_finished()
     assert (house.cloud.tokens, house.journal) == ([], ())
     house.store.find_id = lambda: "0b" * 16

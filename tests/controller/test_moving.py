@@ -74,8 +74,11 @@ def test_who_is_there_already_stays(plan, records):
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ({"zone": "z-a"}, "all nodes of job digits-1 are there already: spot/z-a/"),
-        ({"zone": "z-x"}, "there is no offer of .* in zone z-x [(]spot[)]; to see all, run: cloudspot plan"),
+        ({"zone": "z-a"}, "all nodes of job digits-1 already run on such machines: spot/z-a/"),
+        (
+            {"zone": "z-x"},
+            "there is no offer of .* in zone z-x [(]spot[)]; to see all offers, run: cloudspot plan",
+        ),
         ({"instance_type": "huge"}, "there is no offer of huge [(]spot[)]"),
     ],
 )
@@ -86,13 +89,13 @@ def test_a_move_to_nowhere_is_refused(plan, two, target, said):
 
 def test_a_job_that_is_being_moved_is_not_moved_again(plan, records, two):
     stand_ins = records.launch(2, intent=records.intent(2, num_nodes=2, why="moved", stands_in_for=BOTH))
-    with pytest.raises(CloudspotError, match="is being moved already; to follow it, run: cloudspot attach"):
+    with pytest.raises(CloudspotError, match="is already being moved; to follow it, run: cloudspot attach"):
         plan(ELSEWHERE, two, stand_ins, seats=BOTH)
 
 
 def test_a_job_without_a_training_or_at_its_end_is_not_moved(plan, records, two):
     with pytest.raises(
-        CloudspotError, match=r"does not train now \(launching\): there is nothing to move yet"
+        CloudspotError, match=r"is not training now \(launching\): there is nothing to move yet"
     ):
         plan(ELSEWHERE, two)
     gone = records.launch(1, intent=records.intent(num_nodes=2), outcome="succeeded")

@@ -118,7 +118,7 @@ def test_a_move_by_hand_of_several_nodes_to_another_network_is_refused(records, 
 
     assert move(2, zone="east-b").offer == near
     with pytest.raises(
-        CloudspotError, match=r"west-a \(spot\) cannot reach the machines that train.*cloudspot stop"
+        CloudspotError, match=r"west-a \(spot\) cannot reach the present machines.*cloudspot stop"
     ):
         move(2, zone="west-a")
     assert launch.intent.offer.market is Market.SPOT

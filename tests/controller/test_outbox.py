@@ -68,7 +68,7 @@ def test_of_too_many_messages_the_newest_are_lost_and_that_is_told():
     for gate in post.gates.values():
         gate.set()
     box.wait(30)
-    assert box.take_failures() == (("a", "notify: too many messages wait, so one is lost: one more"),)
+    assert box.take_failures() == (("a", "notify: too many messages are waiting, so one is lost: one more"),)
     assert sorted(title for _, _, title, _ in post.sent) == sorted(titles)
 
 

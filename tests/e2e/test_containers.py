@@ -144,7 +144,7 @@ def test_a_container_that_ends_costs_the_machine_and_no_checkpoint(user: User, i
     shown = user.show("boxed")
     assert shown["state"] == "succeeded"
     assert [one["outcome"] for one in shown["nodes"]] == ["failed", "succeeded"]
-    assert "the job's container has ended, so the changes of its setup are lost" in user.output(run)
+    assert "the job's container has ended, so the changes that its setup made are lost" in user.output(run)
     assert int(starts(user)[-1]) >= 20
     assert containers(user.home) == []
 

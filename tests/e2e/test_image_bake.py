@@ -103,7 +103,7 @@ def check(seen):
     assert (image["job_name"], image["is_ready"], image["failure"]) == ("baked", True, "")
     assert f"machines start from {image['id']}, with the setup done\n" in seen["plan"]
     assert seen["again"] == f"image {image['id']} exists with this setup; jobs start from it\n"
-    assert "the image holds the setup: it is not run" in " ".join(seen["log"])
+    assert "the image holds this job's setup, so the setup is not run again" in " ".join(seen["log"])
     assert "training finds 1 ['ran'] True" in seen["log"]
     assert seen["left"] == []
     states = {(one["id"].rpartition("-")[0] or one["id"], one["state"]) for one in seen["jobs"]}

@@ -19,7 +19,10 @@ def test_a_job_moves_to_on_demand_in_another_zone_without_a_step_lost(user: User
     assert "job mover has moved to on-demand/local-b/local" in moved.stdout
     wait_for("a checkpoint of the new machine", lambda: user.history("mover").commits[-1].generation == 2)
     again = user.cloudspot("move", "mover", "--zone", "local-b", "--yes", status=1)
-    assert again.stderr == "error: all nodes of job mover are there already: on-demand/local-b/local\n"
+    assert (
+        again.stderr
+        == "error: all nodes of job mover already run on such machines: on-demand/local-b/local\n"
+    )
     user.cloudspot("stop", "mover", "--wait", status=STOPPED)
     wait_for("the end of the run", lambda: cli.poll() is not None)
     shown = user.show("mover", "--verify")

@@ -119,7 +119,7 @@ def test_a_job_moves_to_another_zone_though_a_new_machine_is_reclaimed(user, und
         assert seen["status"] == 0
     else:
         ends = (
-            f"job {NAME} has not moved, but keeps training:  ",
+            f"job {NAME} was not moved and keeps training:  ",
             f"job {NAME} succeeded before it had moved\n",
         )
         assert any(f"error: {end}" in seen["said"] for end in ends)

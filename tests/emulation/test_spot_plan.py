@@ -97,5 +97,7 @@ def test_what_a_cloud_cannot_follow_is_refused():
         name = "plain"
         start = environment = machine_environment = stop = None
 
-    with pytest.raises(SpecError, match=r"^--market: the emulated plain does not follow a plan of its spot"):
+    with pytest.raises(
+        SpecError, match=r"^--market: the emulated plain does not support a plan for its spot"
+    ):
         parse_market(["capacity=0"], Plain)

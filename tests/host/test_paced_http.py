@@ -50,7 +50,7 @@ def paced(**how):
 
 def test_a_byte_every_half_second_is_given_up_after_three_minutes():
     clock, stream = paced(piece=1, seconds=0.5, length=10**9)
-    with pytest.raises(TimeoutError, match="only 360 bytes came in 180 s"):
+    with pytest.raises(TimeoutError, match="only 360 bytes arrived in 180 s"):
         stream.read(1 << 20)
     assert clock.now == 180.5
 
@@ -134,7 +134,7 @@ def test_headers_that_trickle_are_given_up_too(url, where, monkeypatch):
     monkeypatch.setattr(PacedResponse, "monotonic", staticmethod(monotonic))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *handlers("127.0.0.1"))
     with (
-        pytest.raises(OSError, match=r"bytes came in \d+ s"),
+        pytest.raises(OSError, match=r"bytes arrived in \d+ s"),
         opener.open(base + where, timeout=10) as answer,
     ):
         answer.read()
@@ -205,7 +205,7 @@ def test_a_body_that_was_cut_short_is_no_body():
     """A registry's half manifest had a digest, too."""
     answer = Answer(b"12345")
     answer.length = 90
-    with pytest.raises(ValueError, match="cut short: 90 bytes are missing"):
+    with pytest.raises(ValueError, match="the last 90 bytes of its answer are missing"):
         read_at_most(answer, 100)
 
 

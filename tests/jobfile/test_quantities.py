@@ -89,7 +89,7 @@ def test_a_size_of_hundreds_of_digits_is_refused_in_few_words(number):
 
 
 def test_a_duration_that_leads_before_all_time_is_no_moment():
-    with pytest.raises(ValueError, match=r"^there was no moment 9+h ago$"):
+    with pytest.raises(ValueError, match=r"^9+h ago is too far in the past$"):
         parse_moment("9" * 30 + "h", now=NOON)
 
 

@@ -390,7 +390,7 @@ def test_a_missing_job_file_is_named(tmp_path):
 
 def test_a_job_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "job.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(SpecError, match=r"job\.toml: line 1: not UTF-8 text"):
+    with pytest.raises(SpecError, match=r"job\.toml: line 1 is not UTF-8 text"):
         load_job(tmp_path / "job.toml")
 
 
@@ -717,7 +717,7 @@ def test_a_script_in_place_of_a_job_file_is_told_how_to_get_one(tmp_path):
     with pytest.raises(SpecError) as error:
         load_job(script)
     assert str(error.value) == (
-        f"{script}: a Python script, not a job file; to write one: cloudspot init --entrypoint {script}"
+        f"{script} is a Python script, not a job file; to write a job file, run: cloudspot init --entrypoint {script}"
     )
     (tmp_path / "job.yaml").write_text("name: digits\n")
     with pytest.raises(

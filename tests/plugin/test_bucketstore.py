@@ -196,7 +196,7 @@ def test_names_in_the_bucket_have_the_prefix_and_no_upload_is_left(bucket, store
         (
             "lacking",
             StoreRefused,
-            "dict://bucket/some/prefix: cannot read k: the dictionary says: lacking; the server lacks what cloudspot needs: use another store",
+            "dict://bucket/some/prefix: cannot read k: the dictionary says: lacking; the server lacks a feature that cloudspot needs: use another store",
         ),
         (
             "strange",
@@ -277,12 +277,12 @@ def test_what_did_nothing_is_asked_again_five_times_in_all(bucket, store):
         (
             lambda found: Download(found.body, 4, found.is_partial),
             StoreRefused,
-            "the answer for k is said to have 4 bytes, more than were asked for",
+            "the answer for k announces 4 bytes, more than were requested",
         ),
         (
             lambda found: Download(Endless(), found.num_bytes, found.is_partial),
             TransientError,
-            "the answer for k has more bytes than it says",
+            "the answer for k has more bytes than it announces",
         ),
     ],
 )
@@ -308,7 +308,7 @@ def test_no_claim_of_a_whole_objects_size_takes_memory(bucket, store, num_bytes)
 def test_a_whole_object_with_more_bytes_than_it_says_is_no_object(bucket, store):
     for num_bytes in (0, 5):
         bucket.change = lambda found, n=num_bytes: Download(found.body, n, found.is_partial)
-        with pytest.raises(TransientError, match="more bytes than it says"):
+        with pytest.raises(TransientError, match="more bytes than it announces"):
             store.get("k")
 
 

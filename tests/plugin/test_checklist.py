@@ -59,7 +59,7 @@ def ago(seconds):
 
 
 def test_a_clock_is_compared_with_the_date_of_an_answer():
-    with pytest.raises(NotKnown, match=r"^AWS did not say$"):
+    with pytest.raises(NotKnown, match=r"^the answer of AWS has no date$"):
         compare_clock(None, whose="AWS")
     assert compare_clock(ago(0), whose="AWS") == "within 2 s of AWS's"
     with pytest.raises(CloudspotError, match=r"^3\d\d s ahead of AWS's$"):

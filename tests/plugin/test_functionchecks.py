@@ -31,7 +31,7 @@ def test_whole_minutes_are_counted_and_anything_else_is_refused():
     assert [whole_minutes(every(one), scheduler="the timer") for one in (60.0, 300.0)] == [1, 5]
     for seconds in (0.0, 30.0, 90.0):
         with pytest.raises(
-            SpecError, match="--every: the timer runs a function at intervals of whole minutes"
+            SpecError, match="--every: the timer runs functions only at intervals of whole minutes"
         ):
             whole_minutes(every(seconds), scheduler="the timer")
 
@@ -43,7 +43,7 @@ def test_a_month_has_730_hours():
 
 def test_the_store_has_to_be_the_hosts_own():
     assert bucket_of(every(60.0), scheme="s3", needs="it needs S3") == "mine"
-    with pytest.raises(SpecError, match="it needs OSS; this one is s3://mine/below"):
+    with pytest.raises(SpecError, match="it needs OSS; the store is s3://mine/below"):
         bucket_of(every(60.0), scheme="oss", needs="it needs OSS")
 
 
@@ -72,7 +72,7 @@ def sized(packed=1_000_000, unpacked=4_000_000, needs_glibc=(2, 17)):
 
 def test_a_function_that_fits_is_told_with_its_size(linux):
     LIMITS.require_fit(sized())
-    assert LIMITS.size_of(sized()) == ("its code: 1.0 MB packed, 4 MB unpacked; The Host takes 2 and 5")
+    assert LIMITS.size_of(sized()) == ("its code: 1.0 MB packed, 4 MB unpacked; The Host accepts 2 and 5 MB")
     assert (
         dataclasses.replace(LIMITS, max_packed_bytes=None, max_unpacked_bytes=None)
         .size_of(sized())
@@ -83,13 +83,13 @@ def test_a_function_that_fits_is_told_with_its_size(linux):
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (sized(packed=2_000_001), "has 2 MB packed; The Host takes 2"),
-        (sized(unpacked=6_000_000), "has 6 MB unpacked; The Host takes 5"),
+        (sized(packed=2_000_001), "has 2 MB packed; The Host accepts at most 2 MB"),
+        (sized(unpacked=6_000_000), "has 6 MB unpacked; The Host accepts at most 5 MB"),
         (
             sized(needs_glibc=(2, 31)),
-            "glibc 2.31 or newer, and its runtime has 2.30: install an older one, or deploy from Python 3.14",
+            "glibc 2.31 or newer, but its runtime has glibc 2.30: install an older package, or deploy from Python 3.14",
         ),
-        (sized(needs_glibc=(2, 40)), "newer, and its runtime has 2.30: install an older one$"),
+        (sized(needs_glibc=(2, 40)), "newer, but its runtime has glibc 2.30: install an older package$"),
     ],
 )
 @pytest.mark.skipif(sys.version_info[:2] == (3, 14), reason="the newest Python is the one that is advised")
@@ -100,7 +100,7 @@ def test_one_that_does_not_fit_is_refused(linux, made, says):
 
 def test_other_systems_are_refused(linux, monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    says = r"from Linux on x86-64 or arm64 with Python 3\.10 to 3\.14; here is Python .* on linux, riscv64"
+    says = r"from Linux on x86-64 or arm64 with Python 3\.10 to 3\.14; this is Python .* on linux, riscv64"
     with pytest.raises(SpecError, match=says):
         LIMITS.require_fit(sized())
 

@@ -116,7 +116,7 @@ def test_offers_are_those_of_all_and_each_is_launched_and_priced_where_it_is(sky
 
 def test_a_request_or_an_offer_of_another_region_is_refused_and_not_sent_elsewhere(sky, both):
     with pytest.raises(
-        ProvisionError, match=r"the launch is for sky-9, and the job's regions are sky-1, sky-2"
+        ProvisionError, match=r"the launch is for sky-9, but the job's regions are sky-1, sky-2"
     ):
         plaincalls.create(both, LaunchRequest(provider="sky", body={"region": "sky-9"}), token="t")
     (offer,) = plaincalls.offers(Region("sky-9"), Resources())

@@ -74,7 +74,7 @@ def test_a_metadata_service_leads_nowhere_and_says_little(servers):
     assert (len(first.asked), second.asked) == (1, [])
     with pytest.raises(TransientError, match="answers with more than 1048576 bytes"):
         ask_metadata(f"http://127.0.0.1:{second.server_port}/much", HEADERS, timeout=30)
-    with pytest.raises(TransientError, match="was cut short"):
+    with pytest.raises(TransientError, match="is truncated"):
         ask_metadata(f"http://127.0.0.1:{second.server_port}/cut", HEADERS, timeout=30)
 
 
@@ -82,5 +82,5 @@ def test_an_agent_archive_that_is_cut_short_or_is_said_to_be_huge_is_an_error(se
     monkeypatch.setattr(aws, "read_role", dict)
     monkeypatch.setattr(aws, "sign", lambda *_: {})
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{servers[1].server_port}")
-    with pytest.raises(OSError, match=r"^the object was cut short, or is too long$"):
+    with pytest.raises(OSError, match=r"^the object is truncated or too long$"):
         aws.fetch("s3://cut", "", tmp_path / "archive")

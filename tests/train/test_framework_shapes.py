@@ -654,7 +654,7 @@ def test_another_number_of_ranks_is_refused(framework_training, courier):
     for part in (first, second):
         part["seal"]["world_size"] = 2
     handoff.write_json(manifest, {**saved, "world_size": 2, "parts": [first, second]})
-    with pytest.raises(SessionError, match="was not saved by 1 ranks"):
+    with pytest.raises(SessionError, match="was saved by a number of ranks other than 1"):
         training.run(main, restore=restore)
 
 

@@ -585,14 +585,14 @@ def test_final_hash_is_of_the_bare_model(train, courier, open_session):
 def test_a_second_loop_is_refused(open_session):
     run = open_session({}, **make_objects())
     list(run.steps(2))
-    with pytest.raises(spot.SessionError, match="one session drives one loop"):
+    with pytest.raises(spot.SessionError, match="a session drives a single loop"):
         list(run.steps(2))
 
 
 def test_a_second_session_with_an_agent_is_refused(open_session, courier):
     environment = courier.begin()
     open_session(environment, **make_objects())
-    with pytest.raises(spot.SessionError, match="has a session already"):
+    with pytest.raises(spot.SessionError, match="already has a session"):
         open_session(environment, **make_objects())
 
 

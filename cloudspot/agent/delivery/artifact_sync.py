@@ -301,7 +301,7 @@ class ArtifactSync(Worker):
                 )
             except CloudspotError as error:
                 if not self._must_wait():
-                    _log.warning("artifacts wait for the store: %s", error)
+                    _log.warning("artifacts are waiting for the store: %s", error)
             ended_at, used = time.monotonic(), time.thread_time() - began
 
     def _must_wait(self) -> bool:

@@ -62,7 +62,7 @@ def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = N
     """
     node, check = context.node, check or context.obey
     for late in context.retry_until(lambda: manifests.complete(context.store, context.journal, node.job_id)):
-        _log.info("checkpoint %s was whole but not committed yet: committed it", late)
+        _log.info("checkpoint %s was complete but not committed yet; it is committed now", late)
     journal = context.retry_until(context.journal.read)
     standing = context.retry_until(
         lambda: retention.look_for_checkpoints(context.store, node.job_id, journal)
@@ -80,7 +80,7 @@ def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = N
             return _fetch(context, manifest, (*skipped, *newer), check, may_come_later=not is_damaged)
         except (CorruptData, ObjectMissing) as error:
             if not context.retry_until(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
-                _log.info("checkpoint %s was deleted meanwhile, looking for a newer one", candidate)
+                _log.info("checkpoint %s was deleted in the meantime; looking for a newer one", candidate)
                 return restore_newest(context, check=check)
             _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
             skipped.append(Skipped(checkpoint=candidate, reason=str(error)))
@@ -175,7 +175,7 @@ def _fetch(
     except CloudspotError as error:
         if target == node.restore or not isinstance(error.__cause__, OSError):
             raise
-        _log.warning("memory has no room any more, restoring to the disk: %s", error)
+        _log.warning("there is no room left in memory; restoring to the disk: %s", error)
         shutil.rmtree(target, ignore_errors=True)
         target = node.restore
         _bring(context, manifest, target, check)
@@ -203,8 +203,8 @@ def restore_own(context: NodeContext, restored: Restored, *, place: int, num_nod
     nodes = own if num_parts == num_nodes else [*own, *(rank for rank in range(num_parts) if rank != place)]
     if num_parts != num_nodes:
         _log.info(
-            "checkpoint %s was saved by %d nodes, but %d train: this node gets all files, for equal paths "
-            "those of node %d", manifest.id, num_parts, num_nodes, nodes[0],
+            "checkpoint %s was saved by %d nodes, but %d train: this node gets the files of all, and where "
+            "paths are the same, those of node %d", manifest.id, num_parts, num_nodes, nodes[0],
         )  # fmt: skip
     try:
         _bring_files(context, manifest, context.obey, nodes=nodes)
@@ -233,7 +233,9 @@ def _bring_files(
     def accept(staging: Path) -> None:
         for path in filter(lambda path: os.path.lexists(staging / path), pointers):
             if not is_pointer(staging, path, roots) or not may_replace(work, path, patterns):
-                raise CorruptData(f"checkpoint {manifest.id} has {path!r}, which is not part of it")
+                raise CorruptData(
+                    f"checkpoint {manifest.id} holds {path!r}, which is not part of a checkpoint"
+                )
 
     _bring(context, manifest, work, check, nodes=nodes, accept=accept)
 
@@ -366,7 +368,7 @@ def _paths_of(context: NodeContext, manifest: Manifest) -> tuple[list[str], list
         if not is_whole or (roots[path] is None and not is_pointer):
             name = path if directory == "." else directory
             raise CorruptData(
-                f"checkpoint {manifest.id} is of {name!r}, which checkpoint.directory does not match"
+                f"checkpoint {manifest.id} holds {name!r}, which checkpoint.directory does not match"
             )
     paths = [path for _, path, _ in found]
     pointers = [path for path in paths if roots[path] is None]

@@ -288,7 +288,7 @@ class Courier(Worker):
                 _log.info("%s to a generation's last save", error)
             except (CorruptData, manifests.Superseded):
                 # Another attempt would not help, and the trainer needs the slot.
-                _log.exception("%s is given up", seal.name.file_name)
+                _log.exception("the upload of %s is given up", seal.name.file_name)
                 self._forget(taken, seal.name)
 
     def _expects_drain(self) -> bool:

@@ -253,7 +253,7 @@ class DirectoryUploads(Worker):
                         self._look()
                     self._suggest_all()
                 except (OSError, CloudspotError) as error:
-                    _log.warning("the checkpoints cannot be looked at now: %s", error)
+                    _log.warning("the checkpoints cannot be read at the moment: %s", error)
 
     def _look_again(self) -> tuple[Look, ...]:
         """Look at all checkpoints and return the looks; look again if a directory disappears meanwhile."""
@@ -419,7 +419,7 @@ class DirectoryUploads(Worker):
 
         def check() -> None:
             if not taken.holds(self._files.writers if self._alive else lambda _: frozenset()):
-                raise _ChangedError(f"{printable(state.name)} changed while it was uploaded")
+                raise _ChangedError(f"{printable(state.name)} changed during its upload")
 
         try:
             with self._status.transferring("uploading", described.size) as progress:
@@ -625,7 +625,7 @@ class DirectoryUploads(Worker):
             if (code / name).exists():  # otherwise the job's setup created it
                 (node.work / name).parent.mkdir(parents=True, exist_ok=True)
                 (code / name).rename(node.work / name)
-                _log.info("%s is put back as it came with the code", printable(name))
+                _log.info("%s is restored as it came with the code", printable(name))
         shutil.rmtree(code)
 
 

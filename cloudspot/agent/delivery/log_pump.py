@@ -155,7 +155,7 @@ class LogPump(Worker):
                 self._failures += 1
                 self._error = str(error)
                 if self._failures in {1, 10, 100}:
-                    _log.warning("log lines are kept back: %s", error)
+                    _log.warning("log lines are waiting for their sink: %s", error)
                 return False
             self._failures = 0
             self._error = ""

@@ -94,7 +94,7 @@ class FinalDelivery:
         now = time.monotonic()
         deadline = self._context.orders.deadline(otherwise=now + LAST_WORD_SECONDS)
         if not self._logs.finish(deadline=now + 0.7 * max(0.0, deadline - now)):
-            _log.error("log lines were lost: the sink did not take them in time")
+            _log.error("log lines were lost because their sink did not accept them in time")
         self._stop_heartbeat()
 
     def say_last_word(self, leaving: Leaving) -> bool:

@@ -301,7 +301,7 @@ class Membership:
                 self.enter(found.generation)
                 if isinstance(found, Hold):
                     _log.warning(
-                        "generation %d has %d of at least %d nodes: it waits for others",
+                        "generation %d has %d of at least %d nodes and is waiting for others",
                         found.generation.number, len(found.generation.members), view.min_nodes,
                     )  # fmt: skip
                     why = "joined"  # this node waits for others to join

@@ -256,7 +256,7 @@ class PeerHeartbeats(Worker):
             try:
                 self._pass()
             except CloudspotError as error:
-                _log.warning("the other nodes are not heard: %s", error)
+                _log.warning("the heartbeats of the other nodes cannot be read: %s", error)
             self._listening.wait(self._pause_seconds)
             self._listening.clear()
         self._context.status.hears_others = self._context.status.hears_calls = False

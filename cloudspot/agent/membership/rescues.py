@@ -42,7 +42,7 @@ def choose(
     newest = max(each.boundary for each in held)
     before = min(each.before for each in held if each.boundary == newest)
     if any(each.boundary not in {newest, before} for each in held):
-        return "the ranks do not meet in each step: what they hold is more than one apart"
+        return "the ranks do not meet in each step: the states that they hold are more than one step apart"
     for boundary in (newest, before):
         there = [each for each in held if each.boundary == boundary]
         ranks = {each.rank for each in there}

@@ -175,7 +175,7 @@ class RunningCommand:
             if self._cut_off is not None:
                 return self._cut_off
             if self._channel.is_left:
-                return "the person has left"
+                return "the user has left"
             if self._channel.ended is not None:
                 return self._channel.ended
             output.join(LOOK_SECONDS)

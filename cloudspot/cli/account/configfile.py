@@ -16,9 +16,9 @@ from cloudspot.model import SetupSettings
 
 
 def write_settings(path: Path, provider: str, settings: SetupSettings) -> list[str]:
-    """Write the store, under the provider's name, and the provider's options; return the lines to show.
+    """Write the provider's options, and the store under the provider's name; return the lines to show.
 
-    A default store in the file is kept.
+    A default store that is already in the file is kept.
 
     Raises:
         SpecError: the file is not TOML, or cannot be written.
@@ -39,7 +39,7 @@ def write_settings(path: Path, provider: str, settings: SetupSettings) -> list[s
 
 
 def withdraw_settings(path: Path, provider: str, settings: SetupSettings) -> None:
-    """Remove the values that ``write_settings`` has written, unless they have changed since.
+    """Remove the values that ``write_settings`` wrote, unless they have changed since.
 
     Raises:
         SpecError: the file is not TOML, or cannot be written.
@@ -73,14 +73,14 @@ def _read(path: Path) -> tomlkit.TOMLDocument:
 def _write(path: Path, document: tomlkit.TOMLDocument) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Keep a symlink to a file that the user stores elsewhere.
+        # If the path is a symlink, keep it and write the file that it points to.
         write_whole(Path(os.path.realpath(path)), tomlkit.dumps(document).encode())
     except OSError as error:
         raise SpecError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _table(document: Any, *names: str) -> Any:
-    """Return the table of that name; make it if it is missing."""
+    """Return the table of that name; create it if it is missing."""
     found = document
     for number, name in enumerate(names, start=1):
         if name not in found:

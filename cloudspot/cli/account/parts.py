@@ -1,4 +1,4 @@
-"""Inspect, make and remove the parts of an account's setup, each step after a line in the record."""
+"""Inspect, create and remove the parts of an account's setup; each step is recorded first."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from cloudspot.registry import open_store
 
 
 class Plan(Enum):
-    """What a setup does with a part."""
+    """How a setup handles a part."""
 
     MAKE = "make"
     COMPLETE = "complete"
-    """This setup has made it, or begun to, but it is incomplete."""
+    """This setup created the part, or began to, but the part is incomplete."""
     KEEP = "keep"
-    """This setup has made it, and it is complete."""
+    """This setup created the part, and the part is complete."""
     ADOPT = "adopt"
-    """Someone else has made it, and it allows no more than the part, so it is used unchanged."""
+    """Someone else created the resource, and it allows no more than the part, so it is used unchanged."""
     REFUSE = "refuse"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A part, with its present state in the account."""
+    """A part, with its current state in the account."""
 
     part: SetupPart
     state: PartState
@@ -58,7 +58,7 @@ def look_at(parts: Sequence[SetupPart], record: SetupRecord) -> list[Found]:
 
 
 def make(found: Sequence[Found], request: SetupRequest, record: SetupRecord) -> Iterator[SetupPart]:
-    """Make the missing parts, and yield each one once it exists; safe to repeat after a kill."""
+    """Create the missing parts, and yield each one once it exists; safe to repeat after a kill."""
     record.ask(request)
     for one in found:
         if one.plan in {Plan.MAKE, Plan.COMPLETE}:
@@ -69,7 +69,7 @@ def make(found: Sequence[Found], request: SetupRequest, record: SetupRecord) -> 
 
 
 def completed(request: SetupRequest, record: SetupRecord) -> SetupRequest:
-    """Return the request, with omitted choices filled in from earlier requests of this account."""
+    """Return the request, with omitted choices filled in from earlier requests for this account."""
     for earlier in reversed(record.requests):
         chosen = {
             name: getattr(earlier, name)
@@ -82,12 +82,12 @@ def completed(request: SetupRequest, record: SetupRecord) -> SetupRequest:
 
 
 def recorded_parts(setup: AccountSetup, record: SetupRecord) -> list[SetupPart]:
-    """Return the parts that this setup has made or begun, in the order of their removal.
+    """Return the parts that this setup has created or begun to create, in the order of their removal.
 
     The bucket comes first, because its removal may be refused.
 
     Raises:
-        CloudspotError: this version of cloudspot does not know one of them.
+        CloudspotError: this version of cloudspot does not know one of the parts.
     """
     known: dict[tuple[str, str], SetupPart] = {}
     for request in record.requests:
@@ -105,11 +105,11 @@ def recorded_parts(setup: AccountSetup, record: SetupRecord) -> list[SetupPart]:
 def remove(
     parts: Sequence[SetupPart], store_url: str | None, record: SetupRecord
 ) -> Iterator[tuple[SetupPart, str | None]]:
-    """Remove the parts; yield each once it is gone, or with the reason why it stays. Safe to repeat.
+    """Remove the parts; yield each part once it is removed, or with the reason why it stays. Safe to repeat.
 
     Raises:
-        CloudspotError: the bucket still holds a job, or something that is not cloudspot's. Nothing is removed
-            then.
+        CloudspotError: the bucket still contains a job, or an object that is not cloudspot's. Nothing is
+            removed in that case.
     """
     for part in parts:
         if part.is_store and store_url is not None and part.look(is_own=True).exists:
@@ -121,11 +121,11 @@ def remove(
 
 
 def _empty(part: SetupPart, store_url: str) -> None:
-    """Delete everything that a store keeps without a job, if the bucket holds nothing else."""
+    """Delete everything that a store keeps for no particular job, if the bucket contains nothing else."""
     scheme, _, rest = store_url.partition("://")
     name, _, prefix = rest.partition("/")
     prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-    bucket = open_store(f"{scheme}://{name}")  # others may have put objects next to the jobs
+    bucket = open_store(f"{scheme}://{name}")  # others may have put objects beside the jobs
     found = [meta.key for meta in bucket.list_objects("")]
     own = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
     jobs = sorted({match[0] for key in own if (match := keys.index.match(key)) is not None})
@@ -138,7 +138,7 @@ def _empty(part: SetupPart, store_url: str) -> None:
     others = [key for key in found if key not in passing]
     if others:
         raise CloudspotError(
-            f"{part.kind} {part.name} holds {len(others)} objects that are not cloudspot's, such as "
+            f"{part.kind} {part.name} holds {len(others)} objects that do not belong to cloudspot, such as "
             f"{others[0]}; move or delete them first"
         )
     bucket.delete_many(found)

@@ -1,6 +1,6 @@
-"""A record of the parts that ``cloudspot setup`` has made in an account, as JSON lines.
+"""A record of the parts that ``cloudspot setup`` has created in an account, as JSON lines.
 
-The file is in the state home. Each line is on the disk before the part is made, so that after a kill at any
+The file is in the state home. Each line is on disk before the part is created, so that after a kill at any
 point, the next setup knows which parts may be its own.
 """
 
@@ -23,7 +23,7 @@ from cloudspot.interfaces import SetupPart
 from cloudspot.jobstore.jobs.state_home import state_home
 
 INTENDED: Final = "intended"
-"""The part was about to be made, and nothing existed in its place."""
+"""The part was about to be created, and no such resource existed."""
 MADE: Final = "made"
 REMOVED: Final = "removed"
 Name = tuple[str, str]
@@ -58,37 +58,37 @@ class SetupRecord:
         except OSError as error:
             raise CloudspotError(f"{self.path} cannot be read: {error.strerror}") from error
         for line in filter(None, text.split(b"\n")):
-            # A line that a kill has cut short describes a step that did not begin.
+            # A line that was cut short by a kill describes a step that did not begin.
             with suppress(msgspec.DecodeError):
                 self._fold(decode(line, _Line))
 
     @property
     def parts(self) -> Sequence[Name]:
-        """The parts that were made or begun and not removed, in order."""
+        """The parts that were created or begun and have not been removed, in order."""
         return [name for name, event in self._parts.items() if event != REMOVED]
 
     @property
     def requests(self) -> Sequence[SetupRequest]:
-        """All requests to the setup, the newest last."""
+        """All requests to the setup, oldest first."""
         return self._requests
 
     def has(self, part: SetupPart) -> bool:
-        """Return whether this setup has made the part, or begun to."""
+        """Return whether this setup has created the part, or begun to."""
         return self._parts.get((part.kind, part.name), REMOVED) != REMOVED
 
     def ask(self, request: SetupRequest) -> None:
-        """Record a request, unless it is recorded already."""
+        """Record a request, unless it is already recorded."""
         asked = msgspec.to_builtins(request)
         del asked["deadline"]
         if convert(asked, SetupRequest) not in self._requests:
             self._append(_Line(at=_now(), event="asked", request=asked))
 
     def note(self, part: SetupPart, event: str) -> None:
-        """Record the next or finished step for the part."""
+        """Record, for the part, a step that is about to begin or has finished."""
         self._append(_Line(at=_now(), event=event, kind=part.kind, name=part.name))
 
     def close(self) -> None:
-        """Delete the record if everything in it was removed."""
+        """Delete the record if every part in it was removed."""
         if not self.parts:
             self.path.unlink(missing_ok=True)
 
@@ -97,7 +97,7 @@ class SetupRecord:
         handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             size = os.fstat(handle).st_size
-            # Start a new line after one that a kill has cut short.
+            # Start a new line after a line that was cut short by a kill.
             whole = b"" if size == 0 or os.pread(handle, 1, size - 1) == b"\n" else b"\n"
             os.write(handle, whole + msgspec.json.encode(line) + b"\n")
             os.fsync(handle)

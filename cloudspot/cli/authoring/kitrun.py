@@ -33,12 +33,12 @@ def report_on(name: str, tests: Path, kits: Sequence[str] = ()) -> Mapping[str, 
 
     ``kits`` names the kits to run; if it is empty, all of them run.
 
-    pytest's own output goes to standard error. The report of a run that ends early, for example by Ctrl-C or
-    a test that ends the process, covers everything up to that point.
+    pytest's own output goes to standard error. If a run ends early, for example because of Ctrl-C or a test
+    that ends the process, its report covers everything up to that point.
 
     Raises:
         PluginError: the plugin is not installed, or is broken.
-        CloudspotError: pytest is not installed, or has ended without a report.
+        CloudspotError: pytest is not installed, or ended without a report.
     """
     distribution, version = registry.distribution_of(name)
     missing = [one for one in ("pytest", "pytest-timeout") if find_spec(one.replace("-", "_")) is None]
@@ -54,7 +54,7 @@ def report_on(name: str, tests: Path, kits: Sequence[str] = ()) -> Mapping[str, 
             try:
                 status = process.wait()
             except KeyboardInterrupt:
-                status = process.wait()  # pytest was interrupted, too, and writes a partial report.
+                status = process.wait()  # pytest was interrupted too, and writes a partial report.
         if not path.exists():
             raise CloudspotError(f"pytest ended with status {status} and no report; see its output above")
         told = decode(path.read_bytes(), dict[str, Any])

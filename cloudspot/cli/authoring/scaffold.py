@@ -18,7 +18,7 @@ from cloudspot.testing.machine import Machine
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _PLACES = {"ci.yml": ".github/workflows/ci.yml"}
-"""The paths of files that do not have their name in the template."""
+"""The paths of files that are named differently in the template."""
 _DOC = re.compile(r"^( *)@DOC (\w+)\.(\w+)@$", re.MULTILINE)
 _DESCRIBED = {
     **{kind.__name__: kind for kind in (Account, LogAccount, Machine, Service, StoreAccount)},
@@ -40,26 +40,27 @@ def check_name(name: str) -> None:
     """Check the name of a new provider and store scheme.
 
     Raises:
-        SpecError: it is malformed, or the name is in use already.
+        SpecError: the name is malformed or already in use.
     """
     if _NAME.fullmatch(name) is None:
         raise SpecError(
-            f"NAME: {name!r} must be lower-case letters, digits and single hyphens between, such as acme-2"
+            f"NAME: {name!r} must consist of lower-case letters and digits, with single hyphens between "
+            "them, such as acme-2"
         )
     taken = {*registry.provider_names(), *registry.store_schemes(), *registry.sandbox_names()}
     if name in taken or registry.comes_with_cloudspot(name):
         raise SpecError(f'NAME: "{name}" is taken by another plugin; choose another name')
     if find_spec(package_of(name)) is not None:
-        raise SpecError(f"NAME: a package {package_of(name)} is installed already; choose another name")
+        raise SpecError(f"NAME: a package named {package_of(name)} is already installed; choose another name")
 
 
 def package_of(name: str) -> str:
-    """Return the name of the Python package for the plugin of that name."""
+    """Return the name of the Python package for the plugin with that name."""
     return f"cloudspot_{name.replace('-', '_')}"
 
 
 def files(name: str) -> Mapping[str, str]:
-    """Return the text of each file of the distribution, by its path."""
+    """Return the text of each of the distribution's files, by path."""
     values = {
         "NAME": name,
         "PACKAGE": package_of(name),
@@ -79,15 +80,15 @@ def files(name: str) -> Mapping[str, str]:
 
 
 def write_files(directory: Path, texts: Mapping[str, str]) -> None:
-    """Write the files to the directory, where none of them may exist yet.
+    """Write the files to the directory, in which none of them may exist yet.
 
     Raises:
-        SpecError: one of them exists; nothing was written.
+        SpecError: one of them already exists; nothing was written.
         CloudspotError: a file cannot be written.
     """
     for place in texts:
         if (directory / place).exists():
-            raise SpecError(f"{directory / place} exists already; name another directory")
+            raise SpecError(f"{directory / place} already exists; name another directory")
     try:
         for place, text in texts.items():
             (directory / place).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,7 @@ def write_files(directory: Path, texts: Mapping[str, str]) -> None:
 
 
 def _docstring(match: re.Match[str]) -> str:
-    """Return the docstring of the method named in the line, with the line's indentation."""
+    """Return the docstring of the method that the line names, with the line's indentation."""
     indent, kind, method = match.groups()
     doc = inspect.getdoc(vars(_DESCRIBED[kind])[method])
     assert doc, f"{kind}.{method} has no docstring"

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 MAX_METRICS = 12
 MIN_SHARE = 0.001
-"""A state with a smaller share of all bars is not visible, so the legend omits it."""
+"""A state with a smaller share of the total length of all bars is invisible, so the legend omits it."""
 NUM_MARKED = 60
-"""The points of curves with at most this many points are marked."""
+"""Points are marked on curves that have at most this many points."""
 
 _COLORS = {
     "queued": "#dddddd",
@@ -64,7 +64,7 @@ def new_figure(names: Sequence[str], *, num_rows: int) -> tuple[Figure, list[tup
     panels = []
     for number, name in enumerate(shown):
         line, column = divmod(number, num_columns)
-        # The last of an odd number has its own row.
+        # If the number is odd, the last metric has its own row.
         is_alone = number == len(shown) - 1 and column == 0
         axes = figure.add_subplot(grid[line, :] if is_alone else grid[line, column])
         axes.set_title(name, fontsize=10, loc="left", parse_math=False)
@@ -95,7 +95,7 @@ def draw_curve(
     marker: str | None = None,
     label: str | None = None,
 ) -> Any:
-    """Draw a curve and return its line; values that are not finite become gaps with a mark at the bottom."""
+    """Draw a curve and return its line; non-finite values become gaps with a mark at the bottom."""
     if not len(curve):
         return None
     values = [value if math.isfinite(value) else math.nan for value in curve.values]
@@ -123,7 +123,7 @@ def draw_curve(
 def draw_bars(
     axes: Axes, rows: Sequence[tuple[str, Sequence[Span]]], starts: Sequence[datetime], total_seconds: float
 ) -> float:
-    """Draw a line of bars for each row, the first at the top; return the seconds per unit of the axis."""
+    """Draw bars for each row, with the first row at the top; return the seconds per unit of the axis."""
     unit, scale = _unit(total_seconds)
     for number, ((_, spans), start) in enumerate(zip(rows, starts, strict=True)):
         for state, found in _by_state(_merged(spans)):
@@ -167,7 +167,7 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 
 def draw_ranges(rows: Sequence[tuple[str, float, tuple[float, float]]], *, label: str) -> Figure:
-    """Return a figure with a mean and a range for each row, the first at the top, on an axis from 0."""
+    """Return a figure with a mean and a range for each row, the first at the top; the axis starts at 0."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -188,7 +188,7 @@ def draw_ranges(rows: Sequence[tuple[str, float, tuple[float, float]]], *, label
 
 
 def draw_legend(axes: Axes, spans: Sequence[Span], handles: Sequence[Any]) -> None:
-    """Add a legend below the timeline for its colours and the ``handles``."""
+    """Add a legend below the timeline, for its colours and the ``handles``."""
     from matplotlib.patches import Patch
 
     states = [
@@ -207,7 +207,7 @@ def draw_legend(axes: Axes, spans: Sequence[Span], handles: Sequence[Any]) -> No
 
 
 def new_cost_figure(num_rows: Sequence[int]) -> tuple[Figure, list[Axes]]:
-    """Return a figure with axes one below the other, each with space for its number of bars."""
+    """Return a figure with axes one below another, each with space for its number of bars."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -224,7 +224,7 @@ def new_cost_figure(num_rows: Sequence[int]) -> tuple[Figure, list[Axes]]:
 def draw_stacks(
     axes: Axes, rows: Sequence[tuple[str, Mapping[str, float], float]], *, unit: str
 ) -> list[str]:
-    """Draw a bar for each row (name, parts by state, mark), the first at the top; return the states."""
+    """Draw a bar for each row (name, parts by state, mark), the first row at the top; return the states."""
     shown = [state for state in _COLORS if any(parts.get(state) for _, parts, _ in rows)]
     for number, (_, parts, mark) in enumerate(rows):
         left = 0.0
@@ -243,7 +243,7 @@ def draw_stacks(
 
 
 def draw_cost_legend(figure: Figure, states: Sequence[str], mark: str) -> None:
-    """Add a legend below all axes for the colours of the bars and for the marks."""
+    """Add a legend below all axes, for the colours of the bars and for the marks."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -257,10 +257,10 @@ def save(figure: Figure, path: Path) -> None:
     import matplotlib as mpl
 
     data = io.BytesIO()
-    # A million points in one path overflow the renderer. Text in an SVG remains text.
+    # A single path with a million points would overflow the renderer. Text in an SVG file remains text.
     settings = {"agg.path.chunksize": 20_000, "svg.fonttype": "none"}
     with mpl.rc_context(settings), warnings.catch_warnings():
-        # Users name the metrics; a character that the font lacks is drawn as a box.
+        # Users choose the names of metrics; a character that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(data, format=path.suffix.lower()[1:])
     try:

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 MAX_ROWS = 48
-"""The most nodes in the timeline; older ones are omitted, and the chart states their number."""
+"""The maximum number of nodes in the timeline; older nodes are omitted, and the chart states how many."""
 LABEL_SHARE = 0.07
-"""The share of the axis that the label of a launch needs."""
+"""The share of the axis that a launch's label needs."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Picture:
 
 
 def check_plot(path: Path) -> None:
-    """Raise SpecError if a chart cannot be written there; called before anything is read."""
+    """Raise SpecError if no chart can be written to the path; called before any data is read."""
     if path.suffix.lower() not in SUFFIXES:
         raise SpecError(f"--plot must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}: got {str(path)!r}")
     if not path.parent.is_dir():
@@ -69,7 +69,7 @@ def check_plot(path: Path) -> None:
 
 
 def take_picture(job: Job) -> Picture:
-    """Read the data for the job's chart, including the whole log; TransientError if that fails."""
+    """Read the data for the job's chart, including the whole log; raise TransientError if that fails."""
     history = job.first_history
     series = MetricSeries()
     series.know(history.generations)
@@ -81,7 +81,7 @@ def take_picture(job: Job) -> Picture:
 
 
 def plot_job(path: Path, picture: Picture) -> None:
-    """Draw a job's metrics, one panel each, above its timeline; errors as for ``save``."""
+    """Draw a job's metrics, one panel each, above its timeline; raises the same errors as ``save``."""
     shown = picture.times.nodes[max(0, len(picture.times.nodes) - MAX_ROWS) :]
     figure, panels, below = new_figure(picture.series.names(), num_rows=1 + len(shown))
     figure.suptitle(_title(picture), fontsize=12, parse_math=False)
@@ -114,7 +114,7 @@ def plot_job(path: Path, picture: Picture) -> None:
 
 
 def plot_jobs(path: Path, pictures: Sequence[Picture]) -> None:
-    """Draw the metrics of several jobs in common panels, above their timelines; errors as for ``save``."""
+    """Draw the metrics of several jobs in common panels, above their timelines; raises as ``save`` does."""
     names = tuple(dict.fromkeys(name for picture in pictures for name in picture.series.names()))
     figure, panels, below = new_figure(names, num_rows=len(pictures))
     ids = [picture.history.submission.job_id for picture in pictures]
@@ -133,12 +133,12 @@ def plot_jobs(path: Path, pictures: Sequence[Picture]) -> None:
 
 
 def plot_outcomes(path: Path, costs: Sequence[tuple[str, float, tuple[float, float]]]) -> None:
-    """Draw each policy's mean cost and its range; errors as for ``save``."""
+    """Draw each policy's mean cost and cost range; raises the same errors as ``save``."""
     save(draw_ranges(costs, label="cost as a share of on-demand: mean, 10th to 90th percentile"), path)
 
 
 def plot_costs(path: Path, rows: Sequence[Row], *, title: str) -> None:
-    """Draw the costs of each row by purpose, with one panel per currency; errors as for ``save``."""
+    """Draw the costs of each row by purpose, with one panel per currency; raises as ``save`` does."""
     currencies = list(dict.fromkeys(row.currency for row in rows)) or [""]
     panels = [[row for row in rows if row.currency == currency] for currency in currencies]
     figure, found = new_cost_figure([max(1, min(len(panel), MAX_ROWS)) for panel in panels])
@@ -154,7 +154,7 @@ def plot_costs(path: Path, rows: Sequence[Row], *, title: str) -> None:
 
 
 def _marks(axes: Axes, picture: Picture, seats: Sequence[Seat], scale: float) -> list[Any]:
-    """Mark notices on their nodes and commits on the job; return the handles for the legend."""
+    """Mark notices on their nodes, and commits on the job; return the handles for the legend."""
     start, handles = picture.times.start, []
 
     def at(moment: datetime) -> float:

@@ -1,4 +1,4 @@
-"""``cloudspot artifacts``: list and download the files that a job keeps besides its checkpoints."""
+"""``cloudspot artifacts``: list and download the files that a job keeps in addition to its checkpoints."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def download_(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Download a job's artifacts, except those already there.
+    """Download a job's artifacts, except files that already exist locally.
 
     Exits with 1 if a file could not be written under its name.
     """

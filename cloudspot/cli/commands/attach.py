@@ -45,15 +45,15 @@ def attach(
     when the job ends. Several drivers may be attached at once. Ctrl-C detaches. If the store does not
     answer at the start, the command retries for a minute.
 
-    The machines of the provider local are processes of the computer that drives the job. So such a job is
-    driven only where it was submitted, by the same user, or where it was adopted: otherwise anyone who can
-    write to the store could run programs there. With --adopt, the job continues here from its newest
-    checkpoint. This is refused for ten minutes after the last report of a node, because the job must not
-    run twice.
+    The provider `local` runs machines as processes of the computer that drives the job. So such a job is
+    driven only where it was submitted, by the same user, or where it was adopted: otherwise anyone with write
+    access to the store could run programs there. With --adopt, the job continues here from its newest
+    checkpoint. This is refused for ten minutes after a node's last report, because the job must not run
+    twice.
     """
     job = _find(store_url, job_id)
     if trust is not None and not is_adopted:
-        raise SpecError("--trust needs --adopt: without it, nothing is trusted")
+        raise SpecError("--trust has no effect without --adopt; give both, or neither")
     if is_adopted:
         _adopt(job, trust)
     ctx.exit(follow(job, is_plain=is_plain))

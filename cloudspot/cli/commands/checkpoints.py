@@ -49,7 +49,7 @@ def ls(ctx: click.Context, job_id: str, store_url: str | None, as_json: bool) ->
 def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | None, as_json: bool) -> None:
     """Verify the checksum of every chunk.
 
-    Reads the checkpoints completely. Exits with 8 if one of them is corrupt.
+    Reads the checkpoints completely. Exits with 8 if any checkpoint is corrupt.
     """
     job = open_job(store_url, job_id)
     found = [_Described(job, each) for each in job.checkpoints_at(step)]
@@ -88,10 +88,10 @@ def export(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Export the weights as a file.
+    """Export the weights to a file.
 
-    safetensors and torch.load can read it. The checksum of every chunk read is verified; exits with 8 if one
-    of them is corrupt.
+    safetensors and torch.load can read it. The checksum of every chunk that is read is verified; exits with 8
+    if a chunk is corrupt.
     """
     from cloudspot.cli.stored.checkpointexport import export_checkpoint
 
@@ -108,8 +108,8 @@ def export(
             written = export_checkpoint(job, manifest, target, only=only, whole=whole)
     except ObjectMissing as error:
         raise TransientError(
-            f"checkpoint {checkpoint} was deleted while it was read: job {job.id} has not ended and keeps "
-            "only its newest ones; try again"
+            f"checkpoint {checkpoint} was deleted while it was being read: job {job.id} has not ended and "
+            "keeps only its newest checkpoints; try again"
         ) from error
     if as_json:
         echo_json(written)

@@ -48,7 +48,7 @@ def compare(
     """Show how jobs differ.
 
     Compares the job files, the code, and the results, including the metrics, of two to ten jobs.
-    Differences of the code are shown only for two jobs.
+    Differences in the code are shown only for two jobs.
     """
     if not 2 <= len(job_ids) <= MOST_JOBS:
         raise SpecError(f"name 2 to {MOST_JOBS} jobs: got {len(job_ids)}")
@@ -96,7 +96,7 @@ def _compare_many(jobs: Sequence[Job]) -> dict[str, Any]:
 
 
 def _metrics(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[float | None]]]:
-    """Return the newest values of each metric, in the order of the jobs."""
+    """Return the latest values of each metric, in the order of the jobs."""
     names = sorted({name for one in found for name in one["metrics"]})
     return [(name, [one["metrics"].get(name) for one in found]) for name in names]
 

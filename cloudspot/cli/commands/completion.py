@@ -1,4 +1,4 @@
-"""``cloudspot completion``: print the script by which a shell completes commands, options and job ids."""
+"""``cloudspot completion``: print the script with which a shell completes commands, options and job ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHELLS = ("bash", "zsh", "fish")
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script for a shell.
 
-    SHELL is bash, zsh or fish. docs/cli.md describes where to put the script.
+    SHELL is bash, zsh or fish. docs/cli.md describes where to install the script.
     """
     class_ = get_completion_class(shell)
     program = ctx.find_root().command

@@ -28,7 +28,7 @@ from cloudspot.story.outlays import KINDS, LABEL, JobOutlays, Row, of_summary, o
 from cloudspot.story.states import TERMINAL_STATES, labels_of
 
 MOST = 30
-"""The number of rows that are shown without --all."""
+"""The number of rows shown without --all."""
 
 
 def _parse_by(text: str) -> str:
@@ -38,7 +38,7 @@ def _parse_by(text: str) -> str:
 
 
 def _parse_day(text: str) -> date:
-    """Return the day (UTC) of a moment, written as for ``logs --since``."""
+    """Return the day (UTC) of a time, written as for ``logs --since``."""
     return parse_moment(text, now=datetime.now(timezone.utc)).astimezone(timezone.utc).date()
 
 
@@ -82,9 +82,9 @@ def cost(
 ) -> None:
     """Add up what jobs have cost.
 
-    The amounts are estimates from list prices, as in the bill of `show`, next to the on-demand cost of the
-    same machines. Different currencies are never added. A job with malformed records is left out and named in
-    a warning; the command then exits with 8.
+    The amounts are estimates from list prices, like the bill in `show`, next to the on-demand cost of the
+    same machines. Amounts in different currencies are never added. A job with malformed records is omitted
+    and named in a warning; the command then exits with 8.
     """
     if as_csv and as_json:
         raise SpecError("give --csv or --json, not both")

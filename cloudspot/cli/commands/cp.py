@@ -36,13 +36,14 @@ def cp(source: str, target: str, node: Seat | None, max_requests: int, store_url
     """Copy a file to or from one of a job's nodes.
 
     One of SOURCE and TARGET is ID:PATH, where PATH is relative to the training's working directory. The file
-    is verified by its hash, and appears only when it is complete. To continue an interrupted copy, give the
+    is verified by its hash, and appears only once it is complete. To continue an interrupted copy, run the
     same command again.
     """
     from_node, to_node = _split(source), _split(target)
     if (from_node is None) == (to_node is None):
         raise SpecError(
-            "cp: one of SOURCE and TARGET must be ID:PATH, a file on a node, and the other a file here"
+            "cp: either SOURCE or TARGET must be ID:PATH, a file on a node, and the other a file on this "
+            "computer"
         )
     job_id, remote = from_node or to_node or ("", "")
     job = open_job(store_url, job_id)
@@ -76,7 +77,7 @@ def _split(text: str) -> tuple[str, str] | None:
 
 
 class _Talk:
-    """The connection to the node's end of the copy, in lines and blocks."""
+    """The connection to the node's side of the copy, which exchanges lines and blocks."""
 
     def __init__(self, process: RemoteProcess) -> None:
         self._process = process
@@ -93,7 +94,7 @@ class _Talk:
         """Return the next message.
 
         Raises:
-            CopyError: the node refuses.
+            CopyError: the node refused the copy.
         """
         while (end := self._rest.find(b"\n")) < 0:
             if len(self._rest) > _MAX_LINE_BYTES or not self._more():
@@ -106,7 +107,7 @@ class _Talk:
         return message
 
     def read(self, most: int) -> bytes:
-        """Return at most ``most`` bytes, or none at the end."""
+        """Return up to ``most`` bytes, or none at the end."""
         while not self._rest:
             if not self._more():
                 return b""
@@ -150,7 +151,7 @@ def _send(talk: _Talk, local: Path, remote: str, about: dict[str, Any]) -> tuple
 def _fetch(talk: _Talk, remote: str, local: Path) -> tuple[str, int, int]:
     talk.say({"do": "read", "path": remote})
     told = talk.hear()
-    # Use the requested name: the node must not choose which file is replaced here.
+    # Use the requested name: the node must not choose which local file is replaced.
     path = local / Path(remote).name if local.is_dir() else local
     with file_copy.writing(path) as file:
         talk.say({"has": file_copy.blocks_of(file_copy.partial_of(path))})

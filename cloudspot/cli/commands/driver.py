@@ -26,8 +26,8 @@ def driver() -> None:
     """Let a cloud function drive the store's jobs.
 
     The function does the same as `reconcile`, on a schedule and whenever the cloud reclaims one of the
-    machines: it relaunches nodes, ends machines that should not run, and enforces the limits. So none of
-    your computers has to be on. It runs in the provider's account and region, and drives the jobs of one
+    machines: it relaunches nodes, ends machines that should not run, and enforces the limits. So none of your
+    own computers has to be on. It runs in the provider's account and region, and drives the jobs of one
     store.
     """
 
@@ -41,10 +41,11 @@ def driver() -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
 @store_option
 def deploy(provider_name: str, every: str, reaps: bool, yes: bool, store_url: str | None) -> None:
-    """Make the function, or bring it up to date.
+    """Create or update the function.
 
-    First prints what will be made and what it costs. The function contains the installed cloudspot with its
-    plugins, and runs once before this command ends. Its role has only the rights that a driver needs.
+    First prints what will be created and what it costs. The function contains the installed version of
+    cloudspot with its plugins, and runs once before this command ends. Its role has only the permissions that
+    a driver needs.
     """
     store, host = open_named_store(store_url), _host(provider_name)
     seconds = parse_duration(every)
@@ -83,7 +84,7 @@ def deploy(provider_name: str, every: str, reaps: bool, yes: bool, store_url: st
 def status(ctx: click.Context, provider_name: str, store_url: str | None) -> None:
     """Show the store's function.
 
-    Exits with 1 if there is none.
+    Exits with 1 if the store has no function.
     """
     store = open_named_store(store_url)
     function = _host(provider_name).status(_name(store))
@@ -109,9 +110,9 @@ def status(ctx: click.Context, provider_name: str, store_url: str | None) -> Non
 @provider_option
 @store_option
 def remove(provider_name: str, store_url: str | None) -> None:
-    """Remove the function, its schedule and its role, and its log if the cloud allows it.
+    """Remove the function, its schedule and its role, as well as its log if the cloud allows that.
 
-    The jobs stay as they are; from then on, only other drivers relaunch them.
+    The jobs remain unchanged; from then on, only other drivers relaunch them.
     """
     store = open_named_store(store_url)
     removed = _host(provider_name).remove(_name(store))

@@ -32,11 +32,12 @@ def exec(  # noqa: A001 - the command's name
 ) -> None:
     """Run a command on one of a job's nodes.
 
-    Put `--` before COMMAND so that its options are not taken for cloudspot's. It runs in the training's
-    environment and working directory, and in its container if there is one. The standard streams are relayed
-    through the store, and the exit status is that of the command.
+    Put `--` before COMMAND so that its options are not taken for cloudspot's. The command runs in the
+    training's environment and working directory, and in its container if it has one. The standard streams are
+    relayed through the store, and the exit status is the command's.
 
-    The command ends when the node ends or when you leave. The job's log names each command and its user.
+    The command ends when the node ends or when you leave. The job's log records each command and the user who
+    ran it.
     """
     size = terminal_size() if has_terminal else None
     job = open_job(store_url, job_id)

@@ -1,4 +1,4 @@
-"""``cloudspot fork``: submit a new job that starts from a checkpoint of another one."""
+"""``cloudspot fork``: submit a new job that starts from a checkpoint of another job."""
 
 from __future__ import annotations
 
@@ -75,12 +75,13 @@ def fork(
 ) -> None:
     """Start a new job from a checkpoint of another one.
 
-    The new job has the job file of the other job, which --set can change, its code or that of --code, and a
-    copy of the checkpoint in the same store, so it does not need the other job any more. Its bill starts at
-    0. The other job may still run. Exits like `run`.
+    The new job has the other job's job file, which --set can change, its code or that of --code, and a copy
+    of the checkpoint in the same store, so it no longer needs the other job. Its bill starts at
+    0. The other job may still be running. Exits like `run`.
 
     If the other job's record differs from what was submitted from this computer, the command shows the
-    differences, and which variables would be sent where, and asks. Without a terminal, --trust answers.
+    differences, and which variables would be sent where, and asks for confirmation. Without a terminal,
+    --trust gives the answer.
     """
     if as_json and not detach:
         raise SpecError("--json needs --detach; a followed job prints its log")
@@ -89,7 +90,9 @@ def fork(
     job = open_job(store_url, job_id)
     candidates = job.checkpoints_at(step)
     if not candidates:
-        raise SpecError(f"job {job.id} has no checkpoint to begin from; begin anew with: cloudspot run")
+        raise SpecError(
+            f"job {job.id} has no checkpoint to start from; to start at step 0, use: cloudspot run"
+        )
     checkpoint = candidates[0]
     history = job.first_history
     submission, before = history.submission, history.job_file
@@ -102,7 +105,7 @@ def fork(
         bundle = _bundle(spec, code_directory)
     environ = with_secrets(spec, {})
     spec, provider = open_pinned(spec, provider_name or submission.provider, bundle.digests, environ=environ)
-    find_offers(spec, provider)  # raises before the job exists if no offer fits it
+    find_offers(spec, provider)  # raises, before the job exists, if no offer fits it
     find_inputs(spec, provider)
     agent = agent_archive(provider, job.store, spec)
     origin = Origin(job_id=job.id, checkpoint=checkpoint)

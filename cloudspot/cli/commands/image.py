@@ -1,4 +1,4 @@
-"""``cloudspot image``: make images of machines on which a job's setup is done, so that launches skip it."""
+"""``cloudspot image``: make images of machines on which a job's setup has run, so that launches skip it."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from cloudspot.jobstore.layout.records import SetupReady
 from cloudspot.model import Capability, Instance, InstanceState, MachineImage
 
 MAX_RUNTIME_SECONDS = 6 * 3600.0
-"""The maximal running time of the machine for an image, unless the job file sets a shorter one."""
+"""The maximum running time of the machine that makes an image, unless the job file sets a shorter time."""
 LOOK_SECONDS = 2.0
-"""The interval between checks whether the setup and the copy are finished."""
+"""The interval between checks whether the setup or the copy has finished."""
 LISTED_LOOKS = 5
-"""The number of consecutive listings in which an image that was begun may be missing."""
+"""The number of consecutive listings in which a new image may be missing."""
 STOP_WAITS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0, 60.0)
-"""Waits, in seconds, if the store does not accept the stop request."""
+"""The waits, in seconds, if the store does not accept the stop request."""
 _SUFFIX = "-image"
 _PLACES = ("region", "project")
 """The options that select where a provider looks for images."""
@@ -55,8 +55,8 @@ _PLACES = ("region", "project")
 def image() -> None:
     """Make images of machines on which a job's setup is done.
 
-    Machines that start from such an image have the agent, everything that the setup installed and the
-    container of run.image, and skip these steps. An image is billed like a disk until it is removed.
+    Machines that start from such an image already have the agent, everything that the setup installed, and
+    the container of run.image, so they skip these steps. An image is billed like a disk until it is removed.
     """
 
 
@@ -74,9 +74,9 @@ def bake(
     """Run a job's setup on one machine, and make an image of the machine.
 
     JOB_FILE is job.toml by default. Later jobs that `run` submits in this region start from the image, as
-    long as the setup and the code that it reads are the same: see run.setup_files. Without the image, or
-    with another setup, machines run the setup as usual. If the image exists, nothing happens. Ctrl-C ends
-    the machine and makes no image.
+    long as the setup and the code that it reads are unchanged: see run.setup_files. Without the image, or
+    with a different setup, machines run the setup as usual. If the image already exists, nothing is done.
+    Ctrl-C ends the machine without making an image.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
     prepared.provider.require(Capability.IMAGES)
@@ -117,9 +117,9 @@ def bake(
 @overrides_option
 @json_option
 def ls(provider_name: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """List the images that `cloudspot image bake` has made, in the provider's region.
+    """List the images that `cloudspot image bake` has made in the provider's region.
 
-    This is the region of the environment; select another with --set providers.NAME.region=REGION.
+    This is the region that the environment sets; select another with --set providers.NAME.region=REGION.
     """
     host = _host(provider_name, overrides)
     images = sorted(host.images(), key=lambda one: (one.job_name, one.id))
@@ -152,7 +152,7 @@ def ls(provider_name: str, overrides: tuple[str, ...], as_json: bool) -> None:
 def rm(provider_name: str, overrides: tuple[str, ...], image_ids: tuple[str, ...]) -> None:
     """Delete images, which ends their billing.
 
-    Jobs continue: their next machines run the setup. Only images that `cloudspot image bake` has made are
+    Jobs continue: their later machines run the setup. Only images that `cloudspot image bake` has made are
     deleted.
     """
     host = _host(provider_name, overrides)
@@ -172,22 +172,25 @@ def _host(provider_name: str, overrides: Sequence[str]) -> ImageHost:
 
 
 class _Baking:
-    """Waits in a thread for the end of the setup, has the image made, and then has the machine ended."""
+    """In a thread, waits for the end of the setup, has the image made, and then has the machine ended."""
 
     def __init__(
         self, job: Job, host: ImageHost, provisioner: Provisioner, key: str, *, replaces: bool, remove: str
     ) -> None:
-        """``replaces`` deletes an existing image with the key first. ``remove`` is the command for users."""
+        """If ``replaces``, an existing image with the key is deleted first.
+
+        ``remove`` is the command that users can run to remove the image.
+        """
         self._job, self._host, self._provisioner, self._key = job, host, provisioner, key
         self._replaces, self._command = replaces, remove
         self.is_over = threading.Event()
-        """Once it is set, no image is begun any more, and an unfinished one is removed."""
+        """Once this is set, no new image is begun, and an unfinished one is removed."""
         self._has_begun = False
-        """Whether an image may have been begun, which must be removed unless it becomes ready."""
+        """Whether an image may have been begun; such an image must be removed unless it becomes ready."""
         self._num_missed = 0
-        """The number of consecutive listings without the image."""
+        """The number of consecutive listings that lack the image."""
         self._copied: SetupReady | None = None
-        """The machine of which the image is being made."""
+        """The machine whose image is being made."""
         self._complaint = ""
         self.made: MachineImage | None = None
         """The image, once machines can start from it."""
@@ -195,7 +198,7 @@ class _Baking:
         """Why no image was made."""
 
     def run(self) -> None:
-        """Make the image, and ask the job to stop in any case."""
+        """Make the image, and in any case request that the job stop."""
         try:
             while self.made is None and not self.is_over.wait(LOOK_SECONDS):
                 try:
@@ -233,7 +236,7 @@ class _Baking:
         theirs = None if self._has_begun else self._host.find(self._key)
         if theirs is not None and self._replaces:
             self._host.remove(theirs.id)
-            return  # until it is no longer listed
+            return  # until the image is no longer listed
         if theirs is not None and not theirs.failure:
             output.echo(f"the setup is done: waiting for image {theirs.id}, which someone else has begun")
             self._copied = ready
@@ -245,13 +248,13 @@ class _Baking:
         output.echo(f"the setup is done: image {begun.id} is being made")
 
     def _machine(self, ready: SetupReady) -> Instance | None:
-        """Return the machine on which the setup is done, if it is running."""
+        """Return the machine on which the setup has run, if it is still running."""
         found = self._provisioner.instances(InstancesRequest(job_id=self._job.id)).instances
         running = (one for one in found if one.state is InstanceState.RUNNING)
         return next((one for one in running if one.id == ready.instance_id), None)
 
     def _stop(self) -> None:
-        """Ask for the end of the machine, which would otherwise end by itself after some hours."""
+        """Request the end of the machine, which would otherwise end by itself only after some hours."""
         job, number = self._job, self._job.submitted[0].resumption
         try:
             retry(
@@ -290,7 +293,7 @@ class _Baking:
 
 
 def _wait_until_ready(host: ImageHost, key: str) -> None:
-    """Wait for an image that someone else has begun.
+    """Wait for an image that someone else began to make.
 
     Raises:
         CloudspotError: the image was not made.

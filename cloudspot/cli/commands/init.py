@@ -32,13 +32,13 @@ print(json.dumps(measure(sys.argv[1:])))
 """
 _MEASURE_SECONDS = 60.0
 _WORTH_SECONDS = 1.0
-"""The least import time for which ``run.preload`` is suggested."""
+"""The minimum import time for which ``run.preload`` is suggested."""
 MAX_NAMED = 5
-"""The most candidates for the script that are listed."""
+"""The maximum number of candidates for the script that are listed."""
 _FRAMEWORK = re.compile(r"\b(torch|lightning|pytorch_lightning|transformers|accelerate)\b")
-"""A script that mentions none of these does not train with anything that cloudspot knows."""
+"""A script that mentions none of these does not train with a framework that cloudspot knows."""
 _FOR_A_SHELL = re.compile(r"[$`|&;<>*?~]")
-"""Characters that only a shell interprets. In quotes they do not need a shell, which then does no harm."""
+"""Characters that only a shell interprets. In quotes they need no shell, but using one does no harm."""
 _WITH_SESSION = 'interval = "auto"  # balances the cost of saves against the cost of losses'
 _TRACKERS = "# trackers = {}  # keeps one run in each across reclaims, moves and resumes\n"
 _WITHOUT_SESSION = """\
@@ -68,14 +68,14 @@ _SAVED = re.compile(r"[^\s\"]*\.(pt|pth|pth\.tar|ckpt|safetensors|zip|keras|h5)"
 def init(directory: Path, entrypoint: str | None, command_line: str | None, force: bool) -> None:
     """Write a job file to start from.
 
-    The file is written to DIR, by default the current directory, for the training script found there or
-    below. If there is no script, a small working one is written, too. A script is never replaced.
+    The file is written to DIR, by default the current directory, for the training script found in DIR or
+    below. If there is no script, a small working script is written too. An existing script is never replaced.
     """
     if entrypoint is not None and command_line is not None:
         raise SpecError("give --entrypoint or --command, not both")
     job_file = directory / JOB_FILE
     if job_file.exists() and not force:
-        raise SpecError(f"{job_file} exists already; --force replaces it")
+        raise SpecError(f"{job_file} already exists; to replace it, add --force")
     command = None if command_line is None else split_command(command_line)
     script = find_script(directory, entrypoint) if command is None else None
     try:
@@ -113,8 +113,9 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
 def find_script(directory: Path, entrypoint: str | None) -> str | None:
     """Return the training script, relative to the directory, or None if there is none.
 
-    Without ``entrypoint`` it is train.py or, failing that, the only Python file that mentions a framework:
-    one in the directory itself or, without one, anywhere in the code that ``run`` would send.
+    Without ``entrypoint``, the script is train.py or, failing that, the only Python file that mentions a
+    framework: a file in the directory itself or, if it has none, anywhere in the code that ``run`` would
+    send.
 
     Raises:
         SpecError: ``entrypoint`` is not a file inside the directory, or several files could be the script.
@@ -146,14 +147,15 @@ def find_script(directory: Path, entrypoint: str | None) -> str | None:
 
 
 def _is_apart(directory: Path) -> bool:
-    """Return whether the directory is hidden or a virtual environment, and so holds foreign programs."""
+    """Return whether the directory is hidden or a virtual environment, and so holds programs of others."""
     return directory.name.startswith(".") or (directory / "pyvenv.cfg").is_file()
 
 
 def slow_imports(script: Path) -> dict[str, float]:
-    """Return the script's top-level imports besides torch and its own modules, with their import times.
+    """Return the script's top-level imports, except torch and its own modules, with their import times.
 
-    The times are measured with this Python. The result is empty without such imports, or if measuring fails.
+    The times are measured with this Python. The result is empty if there are no such imports or the
+    measurement fails.
     """
     names = []
     with suppress(SyntaxError, ValueError):
@@ -192,17 +194,17 @@ def saved_files(script: Path) -> tuple[str, ...]:
 
 
 def split_command(line: str) -> tuple[str, ...]:
-    """Return the words of a command as a shell splits them.
+    """Split a command into words, as a shell does.
 
     Raises:
-        SpecError: it is malformed or empty.
+        SpecError: the command is malformed or empty.
     """
     try:
         words = shlex.split(line, comments=True)
     except ValueError as error:
         raise SpecError(f"--command: {line!r} is not a command: {error}") from None
     if not words:
-        raise SpecError("--command: it is empty; name a program")
+        raise SpecError("--command is empty; name a program")
     if _FOR_A_SHELL.search(line) or "=" in words[0]:
         return ("bash", "-c", line)
     return tuple(words)
@@ -219,7 +221,7 @@ def job_file_text(
 ) -> str:
     """Return a commented job file for a script, or for a command given as its words.
 
-    ``slow`` are the script's slow imports, ``saved`` the files that it seems to save, and ``trackers`` the
+    ``slow`` are the script's slow imports, ``saved`` the files that it appears to save, and ``trackers`` the
     experiment trackers that it imports.
     """
     slow = slow or {}

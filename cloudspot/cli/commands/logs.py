@@ -107,7 +107,7 @@ def logs(
 
     Prints the lines of the setup, the training script and the agent of all nodes, merged by time. With
     --follow, lines are printed when they arrive, so lines that a node delivers late follow newer lines of
-    other nodes. --list lists what is kept, and --prune deletes old logs.
+    other nodes. --list lists the logs that are kept, and --prune deletes old logs.
 
     With --json, each line is one JSON object.
     """
@@ -116,7 +116,7 @@ def logs(
     if until is not None and follow:
         raise SpecError("give --until or --follow, not both")
     if yes and prune is None:
-        raise SpecError("--yes answers the question of --prune; give both or neither")
+        raise SpecError("--yes confirms --prune; give both, or neither")
     given = {
         "--list": listed,
         "--prune": prune is not None,
@@ -162,9 +162,9 @@ class _Filter:
     """Selects the lines that are shown."""
 
     sources: frozenset[str]
-    """The sources to show; if it is empty, all."""
+    """The sources to show; if empty, all sources."""
     with_all: bool
-    """Whether an empty ``sources`` includes sources whose lines are for programs."""
+    """Whether an empty ``sources`` includes sources whose lines are meant for programs."""
     grep: re.Pattern[str] | None
     since: datetime | None
     until: datetime | None
@@ -185,7 +185,7 @@ class _Filter:
 def _print_log(
     job: Job, tail: LogTail, shown: _Filter, count: int | None, *, follow: bool, as_json: bool
 ) -> None:
-    """Print the selected lines, or the last ``count`` of them; with ``follow``, until the job's end."""
+    """Print the selected lines, or the last ``count`` of them; with ``follow``, until the job ends."""
     name_nodes = are_nodes_named(job.spec.nodes.max, job.first_history)
 
     def show(records: Iterable[LogRecord]) -> None:
@@ -199,7 +199,7 @@ def _print_log(
     complaint = ""
     while True:
         try:
-            # Ask before reading, so that lines that a node wrote before its end are still read below.
+            # Check this before reading, so that lines that a node wrote before its end are still read below.
             ended = not follow or job.history().finished is not None
             if not begun and count is not None:
                 show(tail.last_records(count, since=shown.since, shown=shown))
@@ -255,7 +255,7 @@ def _record_json(record: LogRecord) -> dict[str, Any]:
 
 
 def _check_whole(name: str, given: Mapping[str, bool]) -> None:
-    """Refuse options that select lines together with an option for whole streams."""
+    """Refuse options that select lines if an option for whole streams is also given."""
     other = next((one for one, is_given in given.items() if is_given and one != name), None)
     if given[name] and other is not None:
         raise SpecError(f"{name} works on whole days of a node's log; give it without {other}")

@@ -33,7 +33,7 @@ from cloudspot.story.outcomes import end_so_far, own_beat
 from cloudspot.story.stretches import stretches
 
 _MAX_TRIES = 10
-"""The number of tries to record the launch while the job writes records itself."""
+"""The maximum number of attempts to record the launch while the job itself is writing records."""
 
 
 @click.command("move")
@@ -66,19 +66,20 @@ def move(
     """Move a running job to another zone, machine type or market.
 
     New machines are bought, set up and restored while the job keeps training. They take over once they are
-    ready, the training has made a checkpoint, and it has run ten times as long as it took to start: then it
-    saves, continues on them, and the old machines end. Until then both are billed, and limits.max_cost
-    counts both. If the new machines cannot be bought, or are lost before, the job keeps training, and the
-    next fitting offer is tried. Any driver of the job completes the move, so this command need not run until
-    then. If the job ends before it has moved, the exit status is that of `run`.
+    ready, the training has made a checkpoint, and it has run ten times as long as its start took: the job
+    then saves and continues on them, and the old machines end. Until then, both are billed, and both count
+    towards limits.max_cost. If the new machines cannot be bought, or are lost before they take over, the job
+    keeps training, and the next suitable offer is tried. Any driver of the job completes the move, so this
+    command need not keep running. If the job ends before it has moved, the exit status is the same as for
+    `run`.
 
     To change the provider or the store, stop the job and resume it there.
 
-    If the job's record differs from what was submitted from this computer, the command shows the
-    differences, and asks. Without a terminal, --trust answers.
+    If the job's record differs from what was submitted from this computer, the command shows the differences
+    and asks for confirmation. Without a terminal, --trust gives the answer.
     """
     if zone is None and instance_type is None and market is None:
-        raise SpecError("give --zone, --type or --market to move to")
+        raise SpecError("give at least one of --zone, --type and --market")
     target = Target(zone=zone, instance_type=instance_type, market=None if market is None else Market(market))
     job = open_job(store_url, job_id)
     job.check_not_moved()
@@ -137,7 +138,7 @@ def _echo_plan(launch: OpenLaunch) -> None:
 
 
 def _warn_of_end(history: History) -> None:
-    """Warn if the job is likely to end by itself before new machines could train."""
+    """Warn if the job will probably end by itself before new machines could train."""
     left, needed = seconds_to_end(history), start_seconds(history) + restart_seconds(history)
     if left is not None and left < needed:
         output.warn(
@@ -154,7 +155,7 @@ def _look(job: Job, controller: Controller) -> History | None:
 
 
 def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target) -> int:
-    """Drive the job until it has moved or cannot move; return the exit status."""
+    """Drive the job until it has moved or can no longer move; return the exit status."""
     printed = ""
     while True:
         history = _look(job, controller)
@@ -176,9 +177,7 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
                 try:
                     launch = _plan(job, history, offers, target)
                 except CapacityError as error:
-                    raise CloudspotError(
-                        f"job {job.id} has not moved, but keeps training: {error}"
-                    ) from error
+                    raise CloudspotError(f"job {job.id} was not moved and keeps training: {error}") from error
                 _echo_plan(launch)
                 launch = _open(job, controller, launch, history, offers, target)
                 continue
@@ -186,7 +185,7 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
 
 
 def wait_text(history: History, number: int, now: datetime) -> str:
-    """Return what the launch's machines wait for once they are ready; it is empty before."""
+    """Return a text that states what the launch's ready machines wait for, or "" if they are not ready."""
     launch, generation = history.launches[number - 1], history.generations[-1]
     beats = [own_beat(launch, rank) for rank in range(launch.intent.num_nodes)]
     if any(beat is None or beat.state != "ready" for beat in beats):

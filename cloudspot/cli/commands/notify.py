@@ -1,4 +1,4 @@
-"""``cloudspot notify``: check whether the messages of jobs reach people."""
+"""``cloudspot notify``: check that the messages of jobs reach people."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def notify() -> None:
 def test(ctx: click.Context, job_file: Path | None, overrides: tuple[str, ...]) -> None:
     """Send a message to each URL of [notify], and print whether it was accepted.
 
-    [notify] is read from JOB_FILE or from job.toml, if it exists; if that has none, from the config file.
-    Exits with 1 if a URL has not accepted the message.
+    [notify] is read from JOB_FILE, or from job.toml if it exists; if that file has no [notify], from the
+    config file. Exits with 1 if a URL did not accept the message.
     """
     path = job_file or Path("job.toml")
     if job_file is None and not path.exists():
@@ -41,7 +41,7 @@ def test(ctx: click.Context, job_file: Path | None, overrides: tuple[str, ...]) 
         spec = with_notify(load_job(path, overrides=overrides))
         settings, job = spec.notify, spec.name
     if not settings.is_wanted:
-        raise SpecError(f"neither {path} nor {config_path()} has a [notify] with urls and events")
+        raise SpecError(f"neither {path} nor {config_path()} has a [notify] table with urls and events")
     check_secrets(settings.secret_names, os.environ)
     check_messages(settings, os.environ)
     urls = settings.resolved(os.environ)
@@ -52,7 +52,7 @@ def test(ctx: click.Context, job_file: Path | None, overrides: tuple[str, ...]) 
         + ", ".join(kind.value for kind in settings.events),
         severity=Severity.INFO,
     )
-    errors = send(settings.through, message, urls, own=urls)  # the user named them in this command
+    errors = send(settings.through, message, urls, own=urls)  # the user named these URLs in this command
     for name in urls:
         mark = output.Styled("FAILED", "red") if name in errors else output.Styled("ok    ", "green")
         output.echo(mark, f"  {name}", f" {errors[name]}" if name in errors else "")

@@ -51,8 +51,8 @@ def offers(
 ) -> None:
     """Show what a job could buy now, and how soon it would be lost.
 
-    Lists the offers that fit, in the order of their prices including the losses of spot machines that the
-    store's jobs have seen.
+    Lists the suitable offers, ordered by price; the price includes the losses of spot machines that the
+    store's jobs have observed.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
     available = find_offers(prepared.spec, prepared.provider)
@@ -139,7 +139,7 @@ def _json(
                 "currency": one.offer.currency,
                 "transfer_price_per_gib": one.offer.transfer_price_per_gib,
                 "losses_per_day": round(one.losses_per_day, 4),
-                "hours_until_loss": round(one.hours_until_loss, 4),  # null on demand
+                "hours_until_loss": round(one.hours_until_loss, 4),  # null for on-demand offers
                 "effective_price_per_hour": round(one.effective_price, 6),
                 "watched_hours": round(one.watched_hours, 4),
                 "num_losses": round(one.num_losses, 4),

@@ -1,4 +1,4 @@
-"""``cloudspot plan``: show what ``run`` would try, in order, with the exact requests, without launching."""
+"""``cloudspot plan``: show what ``run`` would try, in order and with the exact requests; launch nothing."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def plan(
 ) -> None:
     """Show what a job would launch, without launching it.
 
-    The same as `run --dry-run`: makes all the local checks of `run`, asks the provider for its offers, and
-    prints the offers and the expected cost of the job. --request adds the first request.
+    Does the same as `run --dry-run`: makes all the local checks of `run`, asks the provider for its offers,
+    and prints the offers and the expected cost of the job. --request adds the first request.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
     print_plan(
@@ -92,7 +92,7 @@ def plan(
 def print_plan(
     prepared: PreparedJob, job_id: str, *, anyway: bool, shows_request: bool, as_json: bool
 ) -> None:
-    """Print what a submission with that id would try, with the same errors; launch and store nothing."""
+    """Print what a submission with that id would try, raising the same errors; launch and store nothing."""
     spec, store = prepared.spec, prepared.store
     check_secrets(spec.secret_names, os.environ)
     check_places(spec, prepared.workdir)
@@ -123,7 +123,7 @@ def print_plan(
     output.echo(f"command on each node: {_start_text(spec)}")
     output.echo()
     output.echo("offers, in the order in which they are tried:", style="bold")
-    # An offer is for one machine, but the job pays for all of its nodes.
+    # An offer is for one machine, but the job pays for all its nodes.
     counts = sorted({1, spec.nodes.max})
     header, cells = transfer_column([launch.offer for launch in planned])
     output.echo_table(

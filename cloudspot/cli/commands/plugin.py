@@ -1,4 +1,4 @@
-"""``cloudspot plugin``: start a new plugin, and show which promises one keeps."""
+"""``cloudspot plugin``: start a new plugin, and show which promises a plugin keeps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def new(name: str, directory: Path | None) -> None:
 
     The files are written to DIR, by default ./cloudspot-NAME, for a provider NAME and stores at NAME://. The
     docstring of every method states its promise, and its body raises NotImplementedError until you write it.
-    The failing tests show what is left to do. No file is replaced.
+    The failing tests show what remains to be done. No existing file is replaced.
     """
     from cloudspot.cli.authoring import scaffold
 
@@ -72,8 +72,8 @@ def check(ctx: click.Context, name: str, tests: Path, kits: tuple[str, ...], jso
     """Show which promises the installed plugin NAME keeps.
 
     Runs only the kits in the plugin's tests, and lists each promise that is broken, skipped or declared as a
-    deviation. Exits with 1 if one is broken or was not run. After Ctrl-C, or if a test has ended the process,
-    the report covers the tests that were run.
+    deviation. Exits with 1 if a promise is broken or its test was not run. After Ctrl-C, or if a test ended
+    the process, the report covers the tests that were run.
     """
     from cloudspot.cli.authoring.kitrun import report_on
 

@@ -52,7 +52,7 @@ def preempt(
         raise CloudspotError(f"job {job.id} has {what}; see: {job.command('show')}")
     instance_id = history.launches[node.launch - 1].slots[node.rank].instance_id
     assert instance_id is not None, "it was claimed"
-    # The id comes from a record, so check in the provider's listing that the machine belongs to the job.
+    # The id comes from a record, so use the provider's listing to check that the machine belongs to the job.
     listed = job.provider.provisioner().instances(InstancesRequest(job_id=job.id)).instances
     if all(one.id != instance_id for one in listed):
         raise CloudspotError(f"{job.provider.name} lists no machine {instance_id} of job {job.id}")

@@ -1,4 +1,4 @@
-"""``cloudspot providers``: list the installed providers, and check whether one is ready for a job."""
+"""``cloudspot providers``: list the installed providers, and check that one is ready for a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cloudspot.registry import list_providers, open_store
 def providers(ctx: click.Context, as_json: bool) -> None:
     """List providers, and check that one is ready.
 
-    Without a command, this lists them.
+    Without a subcommand, this lists the providers.
     """
     if ctx.invoked_subcommand is None:
         _list(as_json=as_json)
@@ -64,9 +64,9 @@ def _list(*, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str | None, as_json: bool) -> None:
-    """Check that a job can run on provider NAME: credentials, rights, network and, if known, the store.
+    """Check that a job can run on provider NAME: credentials, permissions, network and, if known, the store.
 
-    Prints a line for each check, with a remedy if it fails. Exits with 1 if a check fails.
+    Prints a line for each check, with a remedy if the check fails. Exits with 1 if a check fails.
     """
     spec = None if job_file is None else load_job(job_file)
     resources = None if spec is None else spec.resources.to_model()
@@ -89,7 +89,7 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
 
 
 def check_all(provider: Provider, store_url: str | None, resources: Resources | None) -> list[CheckResult]:
-    """Return the results of the checks of a provider, and of a store if one is named."""
+    """Return the results of checking a provider, and a store if one is named."""
     request = CheckRequest(resources=resources)
     results = list(provider.check(request).results)
     return results if store_url is None else [*results, *open_store(store_url).check(request).results]

@@ -23,14 +23,15 @@ from cloudspot.jobstore.layout.records import Summary
 from cloudspot.story.states import TERMINAL_STATES
 
 PAGE = 16
-"""The number of jobs shown by default. Each takes a request, and so does each of the two lists of jobs."""
+"""The number of jobs shown by default. Each job takes a request, and so does each of the two lists of jobs.
+"""
 MOST = 20
-"""The most ended jobs that are shown with ``--filter`` or ``--sort``."""
+"""The maximum number of ended jobs that are shown with ``--filter`` or ``--sort``."""
 FRESH_SECONDS = 30.0
 """Drivers write the summary of an unfinished job more often than this."""
 MAX_WORKED_OUT = 2
 """If at most this many jobs on the page have an older summary, their state is computed from their records,
-with about ten requests each. If there are more, their summaries are shown with a warning."""
+with about ten requests each. Otherwise, their summaries are shown with a warning."""
 
 
 @click.command("ps")
@@ -58,14 +59,14 @@ def ps(
 ) -> None:
     """List jobs.
 
-    Shows unfinished jobs first, then the newest ended ones; newest first, unless --sort is given. Only --all,
+    Shows unfinished jobs first, then ended jobs; the newest first, unless --sort is given. Only --all,
     --filter and --sort read every job of the store. A job with malformed records is named in a warning; the
     command then exits with 8.
     """
     now = datetime.now().astimezone()
     tests = [parse_filter(text, now=now) for text in filters]
     if sort is not None:
-        sort_jobs((), sort)  # Refuse a wrong field before anything is read.
+        sort_jobs((), sort)  # Refuse an invalid field before anything is read.
     store = open_named_store(store_url)
     stored = StoredJobs(store)
     is_whole = show_all or filters or sort is not None
@@ -79,7 +80,7 @@ def ps(
     shown = jobs if show_all else _without_most_ended(jobs)
     num_more = page.num_more + len(jobs) - len(shown)
     if store_url is not None and not page.jobs and not with_retries(store).list_page("", limit=1).objects:
-        # The store is new, or its name has a typo.
+        # The store is new, or its name contains a typo.
         output.warn(f"{store.url} is empty; check its name")
     asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
     if as_json:
@@ -96,7 +97,7 @@ def ps(
 
 
 def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
-    """Return the jobs without the ended ones after the first ``MOST``."""
+    """Return the jobs, with only the first ``MOST`` of the ended ones."""
     ended = [job.job_id for job in jobs if job.state in TERMINAL_STATES]
     left_out = set(ended[MOST:])
     return [job for job in jobs if job.job_id not in left_out]
@@ -104,7 +105,7 @@ def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
 
 @dataclass(frozen=True)
 class _Page:
-    """A selection of a store's jobs."""
+    """A page of a store's jobs."""
 
     jobs: Sequence[Summary]
     num_more: int = 0
@@ -114,7 +115,7 @@ class _Page:
 
 
 def _read_page(store: ObjectStore, now: datetime, jobs: StoredJobs) -> _Page:
-    """Read the summaries of the newest jobs that are marked live, and then of the newest others."""
+    """Read the summaries of the newest jobs that are marked live, and then of the newest other jobs."""
     live = list_live(store)
     recent, are_all = list_recent(store)
     waiting = [*sorted(live, key=lambda job_id: live[job_id], reverse=True)]
@@ -132,7 +133,7 @@ def _read_page(store: ObjectStore, now: datetime, jobs: StoredJobs) -> _Page:
 
 
 def _freshened(stored: StoredJobs, jobs: list[Summary], now: datetime) -> list[Summary]:
-    """Return the jobs, with old summaries of a few computed again; warn if there are more of these."""
+    """Return the jobs, recomputing the old summaries of a few; warn if more have old summaries."""
     stale = {
         job.job_id: job
         for job in jobs

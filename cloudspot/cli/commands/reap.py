@@ -1,4 +1,4 @@
-"""``cloudspot reap``: end what jobs have left in the account if they have ended or are in no store."""
+"""``cloudspot reap``: end resources in the account whose jobs have ended or are in no store."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def reap(
     """End what jobs have left in the account and in the bucket.
 
     This covers machines, disks, placement groups, schedules, drivers, unfinished uploads and staged agents:
-    everything with the tags of cloudspot and of this store whose job has ended or is not in the store. It is
-    shown first, with its daily cost, and the command asks before ending it. Nothing is ended if its job is
-    live or cannot be read, if it is younger than an hour, or if it belongs to another store that
-    --gone-store does not name.
+    every resource that carries the tags of cloudspot and of this store and whose job has ended or is not in
+    the store. The resources are shown first, with their daily cost, and the command asks before ending them.
+    A resource is not ended if its job is live or cannot be read, if it is younger than an hour, or if it
+    belongs to another store that --gone-store does not name.
 
     Not every provider lists the parts of drivers; `cloudspot driver remove` removes all parts of a driver.
 
-    Exits with 1 if something could not be listed or ended.
+    Exits with 1 if a resource could not be listed or ended.
     """
     stores = [open_job_store(url) for url in dict.fromkeys(store_urls or [unnamed_store().url])]
     gone = [_gone_label(url) for url in gone_urls]
@@ -145,8 +145,9 @@ def _gone_label(url: str) -> str:
     """Return the label of a store that the user declares gone.
 
     Raises:
-        SpecError: it exists, and has live jobs.
-        CloudspotError: it may exist but cannot be read; its service does not report that the bucket is gone.
+        SpecError: the store exists, and has live jobs.
+        CloudspotError: the store may exist but cannot be read; its service does not report that the bucket is
+            gone.
     """
     store = open_store(url)
     label = store_label(store)
@@ -155,7 +156,9 @@ def _gone_label(url: str) -> str:
     except StoreMissing:
         return label
     if live:
-        raise SpecError(f"--gone-store: {url} exists, and jobs in it may be live: {', '.join(live)}")
+        raise SpecError(
+            f"--gone-store: {url} still exists, and these of its jobs may be live: {', '.join(live)}"
+        )
     return label
 
 
@@ -225,7 +228,7 @@ def _json(judged: Sequence[Judged], problems: Sequence[Unlisted], done: Sequence
 
 
 def _time_of(stores: Sequence[ObjectStore]) -> datetime:
-    """Return the time by the first store that answers or, without one, by this computer's clock."""
+    """Return the time by the first store that answers or, if none does, by this computer's clock."""
     for store in stores:
         with suppress(CloudspotError):  # The search itself reports stores that do not answer.
             return store_time(store)

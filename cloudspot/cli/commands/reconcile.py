@@ -40,7 +40,7 @@ from cloudspot.story.report import summarise
 
 WATCH_SECONDS = 5.0
 LONG_OVER = timedelta(days=1)
-"""``--all`` skips jobs that finished earlier than this: all their machines have been ended by then."""
+"""``--all`` skips jobs that finished longer ago than this: all their machines have been ended by then."""
 
 
 @click.command("reconcile")
@@ -56,7 +56,7 @@ LONG_OVER = timedelta(days=1)
     "--all",
     "verify_all",
     is_flag=True,
-    help="First check all jobs, and mark those live that have not ended long ago.",
+    help="First check all jobs, and mark as live all except those that ended long ago.",
 )
 @click.option(
     "--as",
@@ -69,7 +69,7 @@ LONG_OVER = timedelta(days=1)
     "every_seconds",
     type=click.FloatRange(min=1.0),
     metavar="SECONDS",
-    help="The time between two passes, if it is known. By default, it is known after the second pass.",
+    help="The time between two passes. Default: measured from the second pass on.",
 )
 @store_option
 @click.pass_context
@@ -85,11 +85,12 @@ def reconcile(
     """Drive a store's unfinished jobs, once or continuously.
 
     One pass relaunches reclaimed nodes, closes ended jobs, terminates machines that should no longer run,
-    and prints what it did. Any number of drivers may run at once, also together with attached commands. An
-    error in one job does not delay the others; a single pass then exits with 1 or, with --job, with the
-    status of that error.
+    and prints what it did. Any number of drivers may run at once, together with attached commands. An error
+    in one job does not delay the others; a single pass then exits with 1 or, with --job, with the status of
+    that error.
 
-    The cost of a pass in requests depends on the number of live jobs, not on that of ended ones.
+    The number of requests that a pass makes depends on the number of live jobs, not on the number of ended
+    jobs.
     """
     store = open_named_store(store_url)
     wanted = None if job_id is None else find_job(store, job_id)
@@ -132,12 +133,12 @@ class _Rounds:
         self._outbox = outbox
         self._reconciler = reconciler
         self._is_last = is_last
-        """Whether no other pass follows."""
+        """Whether this pass is the last one."""
         self._seen: set[str] = set()
         self._complaints: dict[str, str] = {}
         """The last error of each job, provider or store."""
         self._failing: set[str] = set()
-        """The jobs, providers and stores with errors in the newest pass."""
+        """The jobs, providers and stores that had errors in the newest pass."""
         self._began = time.monotonic()
         """The start of the newest pass."""
         self.num_errors = 0
@@ -145,10 +146,10 @@ class _Rounds:
         self._job_error: CloudspotError | None = None
         """The error that kept the newest pass from driving its last job."""
         self.is_settled = False
-        """Whether the last job of the newest pass is finished and its machines are gone."""
+        """Whether the last job of the newest pass has finished and has no machines left."""
 
     def run_one(self) -> None:
-        """Make one pass and print what it did; TransientError if the jobs cannot be listed."""
+        """Make one pass and print what it did; raise TransientError if the jobs cannot be listed."""
         self.num_errors = 0
         self._failing = set()
         self._began = time.monotonic()
@@ -175,7 +176,7 @@ class _Rounds:
 
     def _print(self, done: Reconciled) -> None:
         if isinstance(done.error, JobNotFound) and self._wanted is None:
-            return  # Its submission was interrupted or is under way.
+            return  # The submission was interrupted or is still under way.
         if done.error is not None:
             self.complain(done.job_id, done.error)
             return
@@ -204,14 +205,14 @@ class _Rounds:
             _print_state(summary)
 
     def _is_of_this_pass(self, event: Event) -> bool:
-        """Return whether to print the event on the first look at a job, which finds its whole history."""
+        """Return whether to print the event at the first look at a job, which sees its whole history."""
         if event.kind in {EventKind.WAITING, EventKind.WARNED}:
             return True
         began = clock_of(self._store).now() - timedelta(seconds=time.monotonic() - self._began)
         return event.at is not None and event.at >= began
 
     def complain(self, about: str, error: CloudspotError) -> None:
-        """Print an error of a job, a provider or the store, but only once while it is repeated."""
+        """Print an error of a job, a provider or the store, but print a repeated error only once."""
         self.num_errors += 1
         self._failing.add(about)
         if self._complaints.get(about) != str(error):
@@ -246,7 +247,7 @@ def _print_state(job: Summary) -> None:
 
 
 def mark_all(store: ObjectStore) -> None:
-    """Mark all jobs live that have not ended long ago; each pass removes the marks of settled jobs."""
+    """Mark all jobs as live except those that ended long ago; each pass removes the marks of settled jobs."""
     unmarked = sorted(set(list_jobs(store)) - set(list_live(store)))
     if not unmarked:
         return
@@ -255,11 +256,11 @@ def mark_all(store: ObjectStore) -> None:
     def mark(job_id: str) -> None:
         if is_long_over(store, job_id, now):
             return
-        with suppress(JobNotFound):  # Its submission was interrupted or is under way.
+        with suppress(JobNotFound):  # The submission was interrupted or is still under way.
             try:
                 writer = HistoryReader(store, job_id).read_job()[0].writer
             except (CorruptData, SpecError):
-                writer = "unreadable"  # Each pass reports it until it is removed.
+                writer = "unreadable"  # Each pass reports the job until it is removed.
             mark_live(store, job_id, writer)
 
     map_parallel(mark, unmarked)
@@ -268,7 +269,7 @@ def mark_all(store: ObjectStore) -> None:
 def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:
     """Return whether the job's journal ended more than ``LONG_OVER`` ago; this takes two requests.
 
-    The summary does not suffice: it may say ``succeeded`` before the journal has ended.
+    The summary is not enough: it may state ``succeeded`` before the journal has ended.
     """
     try:
         listed = (meta.key for meta in store.list_objects(keys.journal_prefix(job_id)))
@@ -279,5 +280,5 @@ def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:
         if isinstance(last, Moved) and len(records) > 1:
             last = codec.decode_journal(store.get(records[-2]), key=records[-2])
     except CloudspotError:
-        return False  # The pass reports errors itself; `rm` may have deleted the record.
+        return False  # The pass itself reports errors; `rm` may have deleted the record.
     return isinstance(last, Finished) and now - last.at > LONG_OVER

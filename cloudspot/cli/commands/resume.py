@@ -82,16 +82,19 @@ def resume(
 ) -> None:
     """Resume a job that was stopped, has failed or is suspended.
 
-    The job keeps its id, its code and its bill, and continues from its newest checkpoint. Limits cover the
+    The job keeps its id, its code and its bill, and continues from its newest checkpoint. Limits apply to the
     whole job: raise the limit that ended it, as in --set limits.max_cost=40. Earlier failures, refusals and
     waits no longer count. Exits like `run`.
 
-    Secrets were deleted when the job ended. They are read from the environment again, or asked for.
+    Secrets were deleted when the job ended. They are read from the environment again, or the command asks for
+    them.
 
-    If --store names another store than the job's, the command asks and then moves the job there first.
+    If --store names a store other than the job's, the command asks for confirmation and then moves the job
+    there first.
 
-    If the job's record differs from what was submitted from this computer, the command shows the
-    differences, and which variables would be sent where, and asks. Without a terminal, --trust answers.
+    If the job's record differs from what was submitted from this computer, the command shows the differences,
+    and which variables would be sent where, and asks for confirmation. Without a terminal, --trust gives the
+    answer.
     """
     if as_json and not detach:
         raise SpecError("--json needs --detach; a followed job prints its log")
@@ -100,7 +103,7 @@ def resume(
     before = history.job_file
     changed = change_job(before, overrides)
     check_trusted(job, history, trust=trust, action="resume", sends=changed)
-    # While the job has not ended, its secrets are in the store.
+    # Until the job has ended, its secrets are in the store.
     number = history.submission.resumption
     stored = read_secrets(job.store, job.id, changed.secret_names, resumption=number)
     environ = with_secrets(changed, stored)
@@ -145,7 +148,7 @@ def resume(
         output.echo("resumed job ", output.Styled(job.id, "bold"), f" on {provider.name}, {where}")
     _warn_of_inexactness(before, spec)
     resumed = Job(job.store, job.id)
-    with suppress(CloudspotError):  # Otherwise `ps` shows the old end until the first pass of a driver.
+    with suppress(CloudspotError):  # Otherwise, `ps` would show the old end until a driver's pass.
         write_summary(job.store, summarise(resumed.first_history, store_time(job.store)))
     if detach:
         ctx.exit(launch(resumed, as_json=as_json, since=now))
@@ -157,10 +160,10 @@ def _options(spec: JobSpec, provider: Provider) -> Mapping[str, Any]:
 
 
 def _ended(job: Job, target: ObjectStore | None) -> History:
-    """Return the job's records; CloudspotError if it has not ended, or was moved to another store."""
+    """Return the job's records; raise CloudspotError if it has not ended, or was moved to another store."""
     history = job.history()
     if history.finished is None and is_over(history):
-        # Its nodes have ended it, and nothing drives it, so record the end.
+        # The job's nodes have ended it and no driver is running, so record the end.
         job.controller().run_pass()
         history = job.history()
     if target is None or history.moved_to != target.canonical_url:
@@ -182,13 +185,13 @@ def _check_limits(
         if limits.currency is None:
             raise SpecError(
                 f"limits.max_cost has no currency, but the job has spent {besides}, and will now spend "
-                f"{currency}; set a limit for that: --set 'limits.max_cost=... {currency}'"
+                f"{currency}; set a limit in {currency}: --set 'limits.max_cost=... {currency}'"
             )
         output.warn(f"limits.max_cost counts {limits.currency} only, not the {besides} already spent")
     reached, spent = assessed.reached, spent_in(ledger, limits.currency)
     if reached is None:
         check_affordable(assessed.budget, offers, spec.nodes.min)
-        # Use the job's own pace; spot.length does not apply once a part of the job is done.
+        # Use the job's own pace; spot.length no longer applies once a part of the job is done.
         left = seconds_to_end(history) or (spec.spot.length if history.head is None else None)
         start = start_seconds(history)
         refuse(hopeless(spec, offers, length_seconds=left, start_seconds=start, spent=spent), anyway=anyway)
@@ -198,8 +201,8 @@ def _check_limits(
         "max_runtime": f"run for {output.duration_text(ledger.run_seconds)}",
     }
     raise SpecError(
-        f"limits.{reached.reason}: the job has {told[reached.reason]}; "
-        f"raise it with --set limits.{reached.reason}=..."
+        f"limits.{reached.reason}: the job has {told[reached.reason]}; raise the limit with --set "
+        f"limits.{reached.reason}=..."
     )
 
 

@@ -63,9 +63,9 @@ LONGEST_SUBMISSION = timedelta(hours=1)
 def rm(ctx: click.Context, job_ids: Sequence[str], yes: bool, force: bool, store_url: str | None) -> None:
     """Delete finished jobs and all their data.
 
-    Checkpoints, logs, artifacts and records are deleted permanently, after a question. To finish an
+    Checkpoints, logs, artifacts and records are deleted permanently, after a confirmation. To finish an
     interrupted deletion, run the same command again. A job with malformed records is kept, because they do
-    not show whether it has ended; the command then exits with 8.
+    not show whether the job has ended; the command then exits with 8.
 
     --force also deletes such jobs, and jobs of the provider local that only another computer can drive (see
     attach --adopt). But it keeps them while their provider lists a machine of theirs, and for ten minutes
@@ -105,25 +105,25 @@ def _delete(store: ObjectStore, jobs: Sequence[Job], *, yes: bool) -> None:
         except BaseException:  # Ctrl-C too.
             output.warn(f"job {job.id} is only partly deleted; finish with: {job.command('rm')}")
             raise
-        with suppress(SpecError):  # Without a usable state home, there is no note.
+        with suppress(SpecError):  # If the state home is unusable, there is no note of the job.
             own_jobs.forget_job(job.id, store_url=store_label(store))
         output.echo(f"deleted job {job.id}")
 
 
 def _log_elsewhere(job: Job) -> Sequence[LogPiece]:
-    """Return the pieces of the log that are in the store, but outside the job's prefix; delete them first."""
+    """Return the pieces of the log that are in the store but outside the job's prefix; delete these first."""
     try:
         if read_entry(job.store, job.id).removal is not None:
-            return ()  # An interrupted removal has deleted them already.
+            return ()  # An interrupted removal has already deleted them.
         sink = job.log_sink
     except (JobNotFound, PluginError, CorruptData, SpecError):
         return ()  # The job was never fully submitted, or a warning was printed above.
-    # An ObjectStoreLogSink keeps its lines below the prefix, so they go with the rest.
+    # An ObjectStoreLogSink keeps its lines below the prefix, so they are deleted with the rest.
     return sink.pieces() if sink.is_in_store and not isinstance(sink, ObjectStoreLogSink) else ()
 
 
 def _checked(store: ObjectStore, text: str, *, force: bool) -> Job:
-    """Return the job; raise an error if it is not over, has machines, or the id is not complete."""
+    """Return the job; raise an error if it is not over, has machines, or its id is incomplete."""
     found = find_job(store, text)
     if found != text:
         raise JobNotFound(f"rm needs the complete id, but there is no job {text!r}; did you mean {found}?")
@@ -139,7 +139,7 @@ def _checked(store: ObjectStore, text: str, *, force: bool) -> Job:
 
 
 def _check_end(job: Job, *, force: bool) -> None:
-    """Refuse a job that is not over; with ``force``, only if it may have machines or can be driven here."""
+    """Refuse a job that is not over; if ``force``, only one that may have machines or be driven here."""
     entry = read_entry(job.store, job.id)
     if entry.removal is not None:
         return
@@ -149,8 +149,9 @@ def _check_end(job: Job, *, force: bool) -> None:
         age = store_time(job.store) - entry.since
         if age < LONGEST_SUBMISSION:
             raise CloudspotError(
-                f"job {job.id} is being submitted, or its submission was interrupted: it began "
-                f"{output.duration_text(age.total_seconds())} ago, and can be removed an hour after that"
+                f"job {job.id} is being submitted, or its submission was interrupted: the submission began "
+                f"{output.duration_text(age.total_seconds())} ago, and the job can be removed one hour "
+                "after that"
             ) from None
         return
     if history.finished is None:
@@ -172,7 +173,7 @@ def _check_end(job: Job, *, force: bool) -> None:
 
 
 def _check_provider(job: Job, history: History) -> None:
-    """Refuse while a machine is alive, because it uses the data; warn about data that is not deleted."""
+    """Refuse while a machine is alive, because the machine uses the data; warn about data that stays."""
     try:
         if not job.log_sink.is_in_store:
             output.warn(f"the log of job {job.id} is not in {job.store.url}, so it is not deleted")
@@ -183,7 +184,7 @@ def _check_provider(job: Job, history: History) -> None:
                 f"job {job.id} has ended, but some of its machines may still run, and its provider does not "
                 f"answer: {error}"
             ) from error
-        # Each machine has written its exit record or provably ended, so this was only a second check.
+        # Every machine has written its exit record or has provably ended, so this was only a second check.
         output.warn(f"cannot tell whether job {job.id} still has machines: {error}")
         return
     label = store_label(job.store)
@@ -215,14 +216,14 @@ def _check_no_machine(job: Job) -> None:
 
 
 class _Named(msgspec.Struct):
-    """The fields that a submission may still have if it is malformed otherwise."""
+    """The fields that can still be read if a submission is otherwise malformed."""
 
     provider: str
     spec: dict[str, Any]
 
 
 def _providers(job: Job) -> Sequence[Provider]:
-    """Return the providers that may have machines of the job; warn if some cannot be asked."""
+    """Return the providers that may have machines of the job; warn if some cannot be queried."""
     resumed = (meta.key for meta in job.store.list_objects(keys.submissions_prefix(job.id)))
     try:
         submissions = [read_record(job.store, key, _Named) for key in (keys.spec(job.id), *resumed)]

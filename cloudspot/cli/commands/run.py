@@ -76,7 +76,7 @@ def run(
         return
     check_places(prepared.spec, prepared.workdir)
     inputs = find_inputs(prepared.spec, prepared.provider)
-    # These raise before there is a job if no offer fits, or if the job cannot succeed.
+    # These raise, before the job exists, if no offer fits or the job cannot succeed.
     offers = find_offers(prepared.spec, prepared.provider)
     prospects = find_prospects(prepared, offers, anyway=anyway)
     store = prepared.store
@@ -94,7 +94,7 @@ def run(
             )
         for line in (*inputs_text(inputs, offers), *setup_text(offers)):
             output.echo(line)
-    warn_of_losses(prepared)  # nothing is launched yet
+    warn_of_losses(prepared)  # nothing has been launched yet
     if not detach and Capability.THIS_COMPUTER not in prepared.provider.capabilities:
         tell_of_drivers(job, when="If this command ends before the job", until="")
     ctx.exit(launch(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))

@@ -60,9 +60,9 @@ def sandbox(
 ) -> None:
     """Run a command inside an emulated cloud.
 
-    This needs no account and costs nothing. NAME is the name of a provider. The cloud's API, object store
-    and machines exist only on this host and only while COMMAND runs, and COMMAND's environment directs all
-    tools and SDKs of the cloud to them. The machines really boot, and are really reclaimed. Exits with the
+    This needs no account and costs nothing. NAME is the name of a provider. The cloud's API, object store and
+    machines exist only on this host and only while COMMAND runs, and COMMAND's environment directs all the
+    cloud's tools and SDKs to them. The machines really boot, and are really reclaimed. Exits with the exit
     status of COMMAND.
     """
     from cloudspot.emulation.cloud import EmulatedCloud
@@ -81,11 +81,11 @@ def sandbox(
     plan = parse_reclaims(reclaims, notice_seconds=cloud.notice_seconds)
     spot_plan = parse_market(spells, cloud)
     if is_bare and not cloud.can_be_bare:
-        raise SpecError(f"--bare: the sandbox {name} cannot start without its store and rights")
+        raise SpecError(f"--bare: the sandbox {name} cannot start with an account in which nothing is set up")
     unknown = sorted({*contraries} - {*cloud.contraries})
     if unknown:
         known = ", ".join(sorted(cloud.contraries)) or "none"
-        raise SpecError(f"--contrary {unknown[0]}: the sandbox {name} knows {known}")
+        raise SpecError(f"--contrary: the sandbox {name} has no {unknown[0]}; it has {known}")
     check_command(command)
     reason = "as requested" if loopback else why_not_isolated()
     if reason is None:

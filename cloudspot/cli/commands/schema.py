@@ -15,7 +15,7 @@ SHIPPED = "job.schema.json"
 def schema() -> None:
     """Print the JSON Schema of the job file.
 
-    The schema includes the tables of the installed providers. The file that `cloudspot init` names in a job
+    The schema includes the tables of the installed providers. The schema that `cloudspot init` names in a job
     file is the same, but covers only the built-in providers.
     """
     from cloudspot.errors import PluginError

@@ -1,4 +1,4 @@
-"""``cloudspot setup``: make everything that an account needs before its first job, and remove it again."""
+"""``cloudspot setup``: create everything that an account needs before its first job, and remove it again."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     metavar="AMOUNT",
     help="Also make an alarm for when the account's monthly bill reaches this amount; needs --warn.",
 )
-@click.option("--warn", metavar="ADDRESS", help="The mail address for the alarm.")
-@click.option("--remove", "removes", is_flag=True, help="Remove only what this command has made.")
+@click.option("--warn", metavar="ADDRESS", help="The email address for the alarm.")
+@click.option(
+    "--remove", "removes", is_flag=True, help="Remove the parts that this command has made, and nothing else."
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
 @overrides_option
 @store_option
@@ -66,19 +68,19 @@ def setup(
 ) -> None:
     """Make everything that an account of PROVIDER needs before its first job.
 
-    First shows what it will make, why, and what it costs, and asks. Run it with the credentials of an
-    administrator. It uses existing parts if they belong to the account and allow no more than needed;
-    otherwise it stops and shows the difference. It never changes anything that it has not made. It records
-    what it has made in your state directory, so that you can repeat it after an interruption at any point.
-    At the end it writes the store and the provider's options to your config file, and runs `providers
-    check`.
+    First shows what it will create, why, and at what cost, and asks for confirmation. Run this command with
+    an administrator's credentials. It uses existing parts if they belong to the account and allow no more
+    than needed; otherwise it stops and shows the difference. It never changes anything that it did not
+    create. It records everything that it creates in your state directory, so that you can repeat it after an
+    interruption at any point. Finally, it writes the store and the provider's options to your config file,
+    and runs `providers check`.
     """
     # These import parsers and readers that `--help` does not need.
     from cloudspot.cli.account.parts import completed, look_at, make
     from cloudspot.cli.account.record import SetupRecord
 
     if (budget is None) != (warn is None):
-        raise SpecError("--budget and --warn belong together: give an amount and a mail address")
+        raise SpecError("--budget and --warn belong together: give an amount and an email address")
     provider = open_overridden(name, overrides)
     provider.require(Capability.SETUP)
     account = provider.account_setup()
@@ -135,7 +137,7 @@ def _remove(
     settings, path = account.settings(request), config_path()
     removal = remove(parts, settings.store_url, record)
     for number, (part, stays) in enumerate(removal):
-        if number == 0 and path is not None:  # the bucket was removed, which might have been refused
+        if number == 0 and path is not None:  # the bucket was removed, which could have been refused
             withdraw_settings(path, name, settings)
         named = f"{part.kind} {part.name}"
         output.echo(f"removed {named}" if stays is None else f"{named} {stays}")
@@ -158,7 +160,9 @@ def _echo_settings(name: str, settings: SetupSettings) -> None:
 
     path = config_path()
     if path is None:
-        raise SpecError("no path for a config file is known; set CLOUDSPOT_CONFIG, and repeat this command")
+        raise SpecError(
+            "the path of the config file is not known; set CLOUDSPOT_CONFIG and repeat this command"
+        )
     for line in write_settings(path, name, settings):
         output.echo(f"{path}: {line}")
     for note in settings.notes:

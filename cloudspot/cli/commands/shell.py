@@ -24,9 +24,8 @@ def shell(
 ) -> None:
     """Open a shell on one of a job's nodes.
 
-    The shell has the training's environment and working directory, and runs in its container if there is
-    one. Keystrokes and output pass through the store. Type `~.` at the beginning of a line to leave, as in
-    ssh.
+    The shell has the training's environment and working directory, and runs in its container if it has one.
+    Keystrokes and output pass through the store. Type `~.` at the beginning of a line to leave, as in ssh.
     """
     size = terminal_size()
     job = open_job(store_url, job_id)

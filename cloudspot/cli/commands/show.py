@@ -32,16 +32,17 @@ from cloudspot.story.outcomes import own_beat
 from cloudspot.story.states import TERMINAL_STATES
 
 UNDRIVEN_SECONDS = 900.0
-"""A job last driven longer ago than this counts as undriven. A cron job may come every ten minutes."""
+"""A job that was last driven longer ago than this counts as undriven. A driver started by cron may run only
+every ten minutes."""
 MAX_COMMANDS = 3
 MAX_WARNINGS = 8
-"""How many warnings are shown. Many nodes may report the same one, each with its own figures."""
+"""The maximum number of warnings shown. Many nodes may report the same warning, each with its own figures."""
 FEW = 2
 """The number of artifacts, commands and warnings in the overview."""
 SHORT, MARGIN = 120, 40
-"""The overview cuts a warning after ``SHORT`` characters if it has at least ``MARGIN`` more."""
+"""The overview cuts a warning after ``SHORT`` characters if at least ``MARGIN`` more would follow."""
 TAIL_LINES = 5
-"""The number of a failed node's last lines in the overview."""
+"""How many of a failed node's last lines the overview shows."""
 SECTIONS = (*TABLES, "warnings", "log")
 
 
@@ -132,7 +133,7 @@ def _echo_fields(job: Job, report: Mapping[str, Any], *, show_all: bool) -> None
 
 
 def _echo_more(job: Job, report: Mapping[str, Any]) -> None:
-    """Name the sections that hold something, with how many rows."""
+    """Name the sections that are not empty, with their numbers of rows."""
     if not report["launches"]:
         return
     counts = {
@@ -157,7 +158,10 @@ def _stop(value: Mapping[str, Any]) -> str:
 
 
 def _driver_text(value: Mapping[str, Any]) -> str:
-    """Return who drives the job and who drove it last. It is empty once the job has ended."""
+    """Return a text that names the job's drivers and its last driver.
+
+    The text is empty once the job has ended.
+    """
     driven = value["driven"]
     if driven is None or value["state"] in TERMINAL_STATES:
         return ""
@@ -174,7 +178,7 @@ def _origin(origin: Mapping[str, Any] | None) -> str:
 
 
 def _resumptions(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield when the job was resumed, and from which state."""
+    """Yield, for each resumption, when it happened and from which state."""
     before = "waiting"
     for turn in turns:
         if turn["what"] == "resumed":
@@ -185,7 +189,7 @@ def _resumptions(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _command_json(one: RemoteCommand, history: History) -> dict[str, Any]:
     launch = history.launch_of(Seat(one.launch, one.rank))
     beat = None if launch is None else own_beat(launch, one.rank)
-    # Its agent notes its end, unless it has ended with it.
+    # Its agent records its end, unless the agent ended with it.
     has_vanished = one.ended is None and (
         launch is None
         or launch.certificate(one.rank) is not None
@@ -204,7 +208,7 @@ def _command_json(one: RemoteCommand, history: History) -> dict[str, Any]:
 
 
 def _commands(commands: Sequence[Mapping[str, Any]], most: int) -> str:
-    """Return a line for each of the newest commands that people have run on nodes."""
+    """Return a line for each of the newest commands that people ran on nodes."""
     lines = []
     for one in commands[-most:]:
         runs = one["ended"] is None and not one["cut_off"]

@@ -39,7 +39,7 @@ class _ManyValues(click.Command):
     """A command whose options take all words up to the next option, as in ``--trace A B C``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat the option before each of these words, so that click can parse them."""
+        """Repeat the option before each of its words, so that click can parse them."""
         return super().parse_args(ctx, _spelled_out(args))
 
 
@@ -66,7 +66,7 @@ def _positive_duration(text: str) -> float:
 
 
 def _known_policies(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names if each is a built-in policy or one of an installed plugin."""
+    """Return the names if each is a built-in policy or a policy of an installed plugin."""
     from cloudspot.registry import policy_names
 
     for name in names:
@@ -177,8 +177,8 @@ def simulate(
     Simulates the policies in recorded markets, or in a generated one, from many random starts. The last line
     shows the optimum, which knows the future and which no policy can beat.
 
-    JOB is a job that has trained, or a job file (.toml), which stands for the newest such job with its name
-    in the store. It provides the values that the options do not give, and comes before the options.
+    JOB is a job that has trained, or a job file (.toml), which means the newest such job in the store with
+    its name. JOB comes before the options, and provides the values that they do not give.
     """
     from cloudspot.market.simulation import simulate as play
 
@@ -237,7 +237,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The job, in seconds; the price is a share of the on-demand price."""
+    """The job, with times in seconds; the price is a share of the on-demand price."""
 
     length: float
     deadline: float | None
@@ -266,7 +266,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Market:
-    """The availability during the runs, and the job to simulate in it."""
+    """The availability during the runs, and the job to simulate with it."""
 
     is_up: Bools
     tick_hours: float
@@ -274,7 +274,7 @@ class _Market:
 
 
 def _hazards(learn_from: Sequence[Path], traces: Sequence[Path], num_nodes: int) -> Hazards:
-    """Return the policies' knowledge, or the built-in hazards if there is nothing to learn from."""
+    """Return the hazards that the policies know, or the built-in ones if there is nothing to learn from."""
     from cloudspot.market.hazards import DEFAULT, estimate, tally_of, total
     from cloudspot.market.traces import read_market
 

@@ -24,7 +24,7 @@ def stacks(job_id: str, node: Seat | None, store_url: str | None) -> None:
     """Show what every rank of a job is doing.
 
     The stacks of each rank's threads come from py-spy if the training's environment has it, and otherwise
-    from the script's session. This also works for a training that hangs in a collective operation.
+    from the script's session. This works even if the training hangs in a collective operation.
     """
     job = open_job(store_url, job_id)
     failed = 0

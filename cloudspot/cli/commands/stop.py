@@ -24,8 +24,8 @@ from cloudspot.story.states import is_over, job_state
 def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> None:
     """Save a checkpoint and stop a job.
 
-    A script without a session saves a checkpoint only if checkpoint.on_notice tells it to. Safe to repeat;
-    a job that has already ended stays as it is, but a machine that is kept after its failure
+    A script without a session saves a checkpoint only if checkpoint.on_notice asks it to. Safe to repeat; a
+    job that has already ended remains unchanged, but a machine that is kept after its failure
     (limits.keep_failed) ends at once. With --wait, exits with the job's own status.
     """
     job = open_job(store_url, job_id)
@@ -43,7 +43,7 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
         output.echo(f"asked node {kept.seat} of job {job.id}, which is kept for inspection, to end")
     if wait:
         ctx.exit(follow(job))
-    # Make one pass, for a job without other drivers: without a machine, it ends here.
+    # Make one pass, for a job without other drivers: if the job has no machine, it ends here.
     try:
         job.controller().run_pass()
     except NotAdopted as error:

@@ -1,4 +1,4 @@
-"""Draw a curve with braille dots, or with asterisks for terminals that only support ASCII; pure."""
+"""Draw a curve with braille dots, or with asterisks for ASCII-only terminals. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 @dataclass(frozen=True)
 class Drawing:
-    """A curve as lines of characters, the highest values at the top."""
+    """A curve as lines of characters, with the highest values at the top."""
 
     lines: tuple[str, ...]
     lowest: float
@@ -24,10 +24,10 @@ class Drawing:
 def draw(
     steps: Sequence[int], values: Sequence[float], *, width: int, height: int, ascii_only: bool
 ) -> Drawing | None:
-    """Return the curve as ``height`` lines of ``width`` characters, or None if it has no finite value.
+    """Return the curve as ``height`` lines of ``width`` characters, or None if no value is finite.
 
-    The steps must be ascending, and are spread evenly. Each column of dots shows the mean of its finite
-    values, and lines connect the columns that have any.
+    The steps must be in ascending order; they are spread evenly over the width. Each column of dots shows the
+    mean of its finite values, and lines connect the columns that have such values.
     """
     across, down = (1, 1) if ascii_only else (2, 4)
     columns = _means(steps, values, width * across)
@@ -66,7 +66,7 @@ def _means(steps: Sequence[int], values: Sequence[float], num_columns: int) -> l
 def _rows(
     columns: Sequence[float | None], lowest: float, highest: float, num_rows: int
 ) -> list[tuple[int, int]]:
-    """Return the first and last row, from the top, of each column's dots; (0, -1) if it has none."""
+    """Return the first and last row of each column's dots, counted from the top; (0, -1) without dots."""
     span = highest - lowest
 
     def row(value: float) -> int:

@@ -1,4 +1,4 @@
-"""Launch a job that nobody will follow, and show who drives it then."""
+"""Launch a job that this command will not follow, and show who drives it afterwards."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ TRY_SECONDS = 3.0
 
 
 def launch(job: Job, *, as_json: bool, since: History | None = None) -> int:
-    """Drive a detached job until its first machines are requested; return the exit status.
+    """Drive a detached job until its first machines have been requested; return the exit status.
 
-    ``since`` has the records of a job just before its resumption; their events are not repeated.
+    ``since`` holds the records of a job just before its resumption; their events are not repeated.
     """
     controller = job.controller(known=since)
     for number in range(TRIES):
@@ -50,9 +50,9 @@ def launch(job: Job, *, as_json: bool, since: History | None = None) -> int:
 
 
 def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until you come back") -> None:
-    """Print who drives the job besides this command, or warn that nobody does, with a command that would.
+    """Print who else drives the job, or warn that nobody does and name a command that would.
 
-    ``when`` and ``until`` name the time for which this holds.
+    ``when`` and ``until`` name the period for which this holds.
     """
     provider = job.provider
     try:
@@ -65,7 +65,7 @@ def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until
     if drivers:
         soonest = min(drivers, key=lambda one: one.every or 0.0)
         every = output.duration_text(soonest.every or 0.0)
-        # Use standard error, because commands may print JSON on standard output.
+        # Use standard error, because commands may print JSON to standard output.
         output.echo(f"{soonest.who} drives all jobs of this store, about every {every}", error=True)
         return
     command = job.command("reconcile --watch --job")

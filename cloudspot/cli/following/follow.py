@@ -52,7 +52,7 @@ PROGRESS_SECONDS = 10.0
 PAST_LINES = 20
 """The number of earlier log lines that are shown."""
 PAST_RECORDS = 200
-"""The most earlier records that are read for the curve."""
+"""The maximum number of earlier records that are read for the curve."""
 _MINOR = {EventKind.COMMITTED, EventKind.NODE_STATE}
 FOLDED = "  ... a C++ stack, which `cloudspot logs` shows"
 _FRAME = re.compile(r"(\[rank\d+\]:)?\s*frame #\d+: ")
@@ -73,13 +73,14 @@ def follow(
 ) -> int:
     """Drive the job until it has ended, is suspended or Ctrl-C is pressed; return the exit status.
 
-    ``is_new`` says that the job was just submitted, so there is no history to skip. ``since`` has the records
-    of a job just before its resumption; only later events are shown, and a command for the earlier ones.
-    ``is_plain`` prints plain lines even on a terminal that supports the live view. ``interrupted`` is then
-    called at Ctrl-C instead of detaching, and the job is followed to its end.
+    ``is_new`` means that the job was just submitted, so there is no history to skip. ``since`` holds the
+    records of a job just before its resumption; only later events are shown, and a command that shows the
+    earlier ones. ``is_plain`` prints plain lines even if the terminal supports the live view. If
+    ``interrupted`` is given with it, Ctrl-C calls this function instead of detaching, and the job is followed
+    to its end.
 
     Raises:
-        CloudspotError: it can no longer be driven from here; the job itself continues.
+        CloudspotError: the job can no longer be driven from here; the job itself continues.
     """
     if since is not None:
         output.echo(f"see the earlier history with: {job.command('show')}, or {job.command('logs')}")
@@ -87,7 +88,8 @@ def follow(
         output.echo("attached to job ", output.Styled(job.id, "bold"), f" in {job.store.url}")
     feed = LiveFeed()
     try:
-        # Wait for a store that does not answer, as later on, because nobody else launches a new job.
+        # Wait for a store that does not answer, as the later loop does, because nobody else launches a new
+        # job.
         waits = doubling(1.0, most=MAX_BACKOFF_SECONDS)
         retry(lambda: job.submitted, sleep=time.sleep, waits=waits, on_wait=output.warner())
         if is_plain or not can_hold_a_panel():
@@ -149,7 +151,7 @@ def _follow_live(job: Job, feed: LiveFeed, *, is_new: bool, since: History | Non
         return render(view, width=width, height=height, ascii_only=ascii_only, hint=hint)
 
     screen = LiveScreen(draw)
-    # The panel itself confirms Ctrl-C; other output would garble it.
+    # The panel itself confirms Ctrl-C; other output would garble the panel.
     interrupts = Interrupts(screen.leave_at_once)
     with interrupts, screen:
         follower = _Follower(job, interrupts, screen, feed, is_new=is_new, since=since, is_live=True)
@@ -164,7 +166,7 @@ def _drive(job: Job, follower: _Follower, since: History | None) -> History:
 
 
 class _PlainScreen:
-    """Prints lines immediately; used in place of a LiveScreen."""
+    """Prints lines immediately; takes the place of a LiveScreen."""
 
     warn = staticmethod(output.warn)
 
@@ -195,7 +197,7 @@ class _Follower:
         self._screen = screen
         self._feed = feed
         self._is_live = is_live
-        # Launches define what is past; times would not do, because nodes have their own clocks.
+        # The number of launches defines what is past; times cannot, because nodes have their own clocks.
         num_past = 0 if since is None else len(since.launches)
         self._tail = LogTail(
             job.log_sink,
@@ -229,7 +231,7 @@ class _Follower:
         self._feed.take(tick, self._now())
         events = tick.events
         if self._past and not self._is_resumed and tick.history is not None:
-            # For the past, show only the main events and the end of the log.
+            # For past events, show only the main ones and the end of the log.
             events = tuple(event for event in events if event.kind not in _MINOR)
         lines = [event_line(event, self._now()) for event in in_order_of_time(events)]
         if self._past and tick.history is not None:
@@ -263,7 +265,7 @@ class _Follower:
         self._screen.print([event_line(Event(EventKind.KEPT, text), self._now())])
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for the controller, but print log lines meanwhile; Ctrl-C raises Detached."""
+        """Sleep for the controller, but print log lines in the meantime; Ctrl-C raises Detached."""
         end = time.monotonic() + seconds
         while True:
             self._check()
@@ -282,7 +284,7 @@ class _Follower:
     def print_new_lines(self, events: Sequence[Line] = ()) -> None:
         """Print new log lines, merged with the events by time.
 
-        A sink that does not answer is tried again later.
+        If a sink does not answer, it is tried again later.
         """
         records: list[LogRecord] = []
         try:
@@ -318,7 +320,7 @@ class _Follower:
         self._screen.print(list(heapq.merge(events, lines, key=lambda line: line.at)))
 
     def _folded(self, records: Iterable[LogRecord]) -> Iterator[LogRecord]:
-        """Yield the records, with each C++ stack of torch replaced by one line."""
+        """Yield the records, with each C++ stack from torch replaced by one line."""
         for record in records:
             writer, is_frame = (record.stream, record.source), _FRAME.match(record.text) is not None
             if is_frame and writer not in self._in_stack:
@@ -350,7 +352,7 @@ class _Follower:
         self._feed.add([record for record in records if record.source == METRICS])
 
     def _print_progress(self, history: History) -> None:
-        """Report progress from time to time, even if the script prints nothing."""
+        """Report progress occasionally, even if the script prints nothing."""
         job = summarise(history, self._now())
         step, now = job.step, time.monotonic()
         if job.state != "running" or step == self._told_step or now - self._told_at < PROGRESS_SECONDS:

@@ -11,22 +11,22 @@ from cloudspot.cli import exit_codes
 
 
 class Detached(Exception):
-    """Ctrl-C was pressed: stop following, and leave the job running."""
+    """Ctrl-C was pressed: stop following, and let the job continue."""
 
 
 class Interrupts:
-    """Inside the block, Ctrl-C only requests a detach; ``check`` performs it at a safe moment."""
+    """Within the block, Ctrl-C only requests a detach; ``check`` performs the detach at a safe moment."""
 
     def __init__(
         self, leave: Callable[[], None] | None = None, *, instead: Callable[[], None] | None = None
     ) -> None:
-        """Take a function that restores the terminal for an immediate exit; it runs in a signal handler.
+        """``leave`` restores the terminal for an immediate exit; it runs in a signal handler.
 
-        If it is given, the caller confirms the first Ctrl-C on the screen. ``instead`` is called once in
-        place of a detach, to end the job.
+        If it is given, the caller confirms the first Ctrl-C on the screen. ``instead`` is called once instead
+        of detaching, to end the job.
         """
         self.is_asked = False
-        """Whether Ctrl-C was pressed."""
+        """Whether Ctrl-C has been pressed."""
         self._leave = leave
         self._instead = instead
         self._is_done = False
@@ -39,7 +39,7 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._previous)
 
     def check(self) -> None:
-        """If Ctrl-C was pressed, raise Detached or call ``instead``."""
+        """If Ctrl-C has been pressed, raise Detached or call ``instead``."""
         if not self.is_asked or self._is_done:
             return
         if self._instead is None:

@@ -1,4 +1,4 @@
-"""Collect the observations of a job so far, and make the live view from them."""
+"""Collect the observations of a job so far, and create the live view from them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ LATE_SECONDS = 60.0
 """How long a node may still deliver log lines after it was first seen to be over."""
 LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 MAX_POINTS = 500
-"""The most points that are kept of a metric between two resumes: more than a terminal has columns of dots."""
+"""The maximum number of points of a metric that are kept between two resumes: more than a terminal has
+columns of dots."""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """The data for a view; replaced as a whole, so that another thread can read it at any time."""
+    """The data for a view; it is replaced as a whole, so that another thread can read it at any time."""
 
     history: History
     instances: tuple[Instance, ...] | None
@@ -32,17 +33,17 @@ class _Seen:
 
 
 class LiveFeed:
-    """Takes in ticks and log lines in one thread, and makes views in any thread."""
+    """Takes in ticks and log lines in one thread, and creates views in any thread."""
 
     def __init__(self) -> None:
         self._seen: _Seen | None = None
         self._over: dict[Seat, datetime] = {}
         """The time when each node was first seen to be over."""
         self._quiet: set[Seat] = set()
-        """The nodes that no longer log anything."""
+        """The nodes that will log nothing more."""
         self._series = MetricSeries(max_points=MAX_POINTS)
         self._logged: tuple[Mapping[str, float], Curve | None] = ({}, None)
-        """The newest metrics and the curve to draw, replaced as a whole like ``_seen``."""
+        """The newest metrics and the curve to draw; they are replaced as a whole, like ``_seen``."""
 
     def take(self, tick: Tick, now: datetime) -> None:
         """Take in a controller's observations at ``now``."""
@@ -69,7 +70,7 @@ class LiveFeed:
         self._seen = _Seen(history, instances, sights)
 
     def add(self, records: Sequence[LogRecord]) -> None:
-        """Take in log lines, in order within each stream, and keep their metrics."""
+        """Take in log lines, which are in order within each stream, and keep their metrics."""
         if not sum(self._series.add(record) for record in records):
             return
         names = self._series.names()
@@ -83,7 +84,7 @@ class LiveFeed:
         return None if self._seen is None else self._seen.history
 
     def streams(self, *, live: bool) -> tuple[str, ...]:
-        """Return the log's streams, one per node; with ``live``, only those that may still receive lines.
+        """Return the log's streams, one per node; if ``live``, only those that may still receive lines.
 
         The streams of training nodes come first, in rank order.
         """

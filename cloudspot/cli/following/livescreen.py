@@ -19,14 +19,14 @@ from cloudspot.cli.screen.printable import in_one_line, shows_unicode
 
 REFRESHES_PER_SECOND = 2.0
 MAX_LINE_LENGTH = 2000
-"""Longer lines are cut; ``cloudspot logs`` prints them completely."""
+"""Longer lines are cut; ``cloudspot logs`` prints them in full."""
 MAX_BURST = 500
-"""The most lines that are printed if many arrive at once: terminals are slow, and nobody reads more."""
+"""The maximum number of lines printed if many arrive at once: terminals are slow, and nobody reads more."""
 KEPT_LINES = 300
-"""The number of lines that are kept to be printed again when the terminal becomes narrower."""
+"""The number of lines kept so that they can be printed again when the terminal becomes narrower."""
 
 Draw = Callable[[int, int, bool], Sequence[Text]]
-"""Makes the panel's lines, given the width, the height, and whether the terminal only supports ASCII."""
+"""Makes the panel's lines, given the width, the height, and whether the terminal is ASCII-only."""
 
 
 class LiveScreen:
@@ -78,8 +78,8 @@ class LiveScreen:
         self._keep_to_foreground()
         width = self._console.width
         if width < self._width and self._live is not None:
-            # Terminals differ in how they reflow lines that no longer fit, so the panel's position is
-            # unknown now. Clear the screen and print its lines again.
+            # Terminals differ in how they reflow lines that no longer fit, so the panel's position is now
+            # unknown. Clear the screen and print its lines again.
             self._lower_panel()
             self._console.clear()
             self._write(list(self._printed)[-self._console.height :])
@@ -110,7 +110,7 @@ class LiveScreen:
         self._live.start(refresh=True)
 
     def _lower_panel(self) -> None:
-        """Remove the panel; the cursor is then at the panel's former beginning."""
+        """Remove the panel; the cursor is then where the panel began."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -121,7 +121,7 @@ class LiveScreen:
 
     def _write(self, texts: Sequence[Text]) -> None:
         if texts:
-            # Let the terminal wrap long lines, so that they can be copied completely.
+            # Let the terminal wrap long lines, so that they can be copied in full.
             self._console.print(*texts, sep="\n", soft_wrap=True)
 
 

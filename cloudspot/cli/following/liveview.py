@@ -1,4 +1,4 @@
-"""The contents of the live view of a job, computed from its records; pure."""
+"""The contents of the live view of a job, computed from its records. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from cloudspot.story.series import Curve
 from cloudspot.story.states import ended_at, is_holding, job_state, nodes_of
 
 SILENT_SECONDS = 20.0
-"""Nodes send a heartbeat every five seconds; the view mentions it if four are missing."""
+"""Nodes send a heartbeat every five seconds; the view mentions when four are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeView:
-    """A node of the newest generation, or one that is about to join or to leave."""
+    """A node of the newest generation, or a node that is about to join or leave."""
 
     name: str
     state: str
-    """``requested``, ``booting``, ``holding``, the state in its heartbeat, or how it ended."""
+    """``requested``, ``booting``, ``holding``, the state in the node's heartbeat, or how the node ended."""
     is_newcomer: bool = False
-    """Whether it has been in no generation yet."""
+    """Whether the node has not been in any generation yet."""
     stands_in_for: str | None = None
-    """The node that it replaces once it is ready."""
+    """The node that it will replace once it is ready."""
     leaves_seconds: float | None = None
-    """The remaining time of its notice; None if it has no notice."""
+    """The time left in its notice; None if it has no notice."""
     is_excluded: bool = False
-    """Whether the training has continued without it."""
+    """Whether the training has continued without the node."""
     address: str | None = None
     silent_seconds: float | None = None
-    """The time since its last new heartbeat; None if that is recent or the node has ended."""
+    """The time since its last new heartbeat; None if that was recent or the node has ended."""
     transfer: Transfer | None = None
 
 
@@ -53,7 +53,7 @@ class View:
     detail: str
     provider: str
     generation: int
-    """0 before the first."""
+    """The newest generation's number, or 0 if there is none yet."""
     num_nodes: int
     """The number of nodes in the generation."""
     max_nodes: int
@@ -62,13 +62,14 @@ class View:
     step: int
     steps_total: int | None
     counts_steps: bool
-    """Whether the script has a session; without one, ``step`` is the newest checkpoint's."""
+    """Whether the script has a session; without one, ``step`` is the step of the newest checkpoint."""
     steps_per_second: float | None
     seconds_left: float | None
     metrics: Mapping[str, float]
     curve: Curve | None
     offers: tuple[tuple[Offer, int], ...]
-    """The offers with live or requested nodes, and their numbers; without any, the last offer with 0."""
+    """The offers with live or requested nodes, and the numbers of these nodes; if there are none, the last
+    offer with 0."""
     nodes: tuple[NodeView, ...]
     spent: float
     on_demand: float
@@ -78,7 +79,7 @@ class View:
     commit: CheckpointId | None
     commit_age_seconds: float | None
     upload_seconds: float | None
-    """The duration of the newest upload on the slowest node."""
+    """The duration of the newest upload, on the slowest node."""
     notice_seconds: float | None
     """The length of the provider's notices."""
     warnings: tuple[str, ...]
@@ -86,12 +87,12 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """A node's newest heartbeat and when it was first seen here, because machines' clocks may differ."""
+    """A node's newest heartbeat, and when it was first seen here, because machines' clocks may differ."""
 
     counter: int
     at: datetime
     listed: object = field(default=None, compare=False)
-    """The listing's version of the newest heartbeat, which may not have been read."""
+    """The version of the newest heartbeat in the listing; this heartbeat may not have been read yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ class Sights:
 
 
 def hear(heard: Mapping[Seat, Heard], history: History, now: datetime) -> dict[Seat, Heard]:
-    """Return the newest heartbeats of the live nodes; an unchanged one keeps its time."""
+    """Return the newest heartbeats of the live nodes; an unchanged heartbeat keeps its time."""
     updated: dict[Seat, Heard] = {}
     for launch in history.live_launches:
         for rank, beat in launch.heartbeats.items():
@@ -126,8 +127,8 @@ def look(
 ) -> View:
     """Return the view at ``now``, by the reader's clock.
 
-    ``logged`` has the newest metrics, which reach the log before the heartbeats. ``instances``, a listing of
-    the machines, makes the bill of running machines more exact.
+    ``logged`` holds the newest metrics, which reach the log before the heartbeats. ``instances``, a listing
+    of the machines, makes the bill for running machines more exact.
     """
     ledger = bill(history, now, instances=instances)
     step, total = newest_step(history), steps_total(history)
@@ -178,7 +179,7 @@ def look(
 
 
 def _detail(history: History) -> str:
-    """Return why the job is in its state, if the rest of the view does not show it."""
+    """Return why the job is in its state, unless the rest of the view shows the reason."""
     if history.live_launches and history.finished is None and job_state(history) != "holding":
         if history.stop is None:
             return ""
@@ -199,7 +200,7 @@ def _offers(history: History) -> tuple[tuple[Offer, int], ...]:
 
 
 def _nodes(history: History, seats: Seats, now: datetime, heard: Mapping[Seat, Heard]) -> Iterator[NodeView]:
-    """Yield the members in rank order, then joining nodes, then excluded nodes that still run."""
+    """Yield the members in rank order, then joining nodes, then excluded nodes that are still running."""
     if not seats.live:
         return
     is_held = bool(history.generations) and is_holding(history, history.generations[-1])

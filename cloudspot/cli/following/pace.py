@@ -1,4 +1,4 @@
-"""A job's speed and its remaining time, from the heartbeats of its nodes; pure."""
+"""A job's speed and its remaining time, from its nodes' heartbeats. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from cloudspot.story.progress import first_step
 from cloudspot.story.states import live_members
 
 WINDOW_SECONDS = 60.0
-"""The window for the speed: short enough to follow changes, long enough to be stable."""
+"""The time window over which the speed is measured: short enough to follow changes, long enough to be stable.
+"""
 LEAST_SECONDS = 2.0
-"""The least time between two heartbeats for which a speed is computed."""
+"""The minimum time between two heartbeats for which a speed is computed."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The step that a generation had begun at some moment, by its node's clock."""
+    """The step that a generation had begun at a certain time, by its node's clock."""
 
     generation: int
     at: datetime
@@ -41,7 +42,7 @@ def sight(history: History) -> Point | None:
 
 
 def origin(history: History) -> Point | None:
-    """Return the start of the newest generation's steps, by its first node, or None if not reported yet."""
+    """Return the start of the newest generation's steps, by its first node's clock; None if unknown."""
     if not live_members(history):
         return None
     generation = history.generations[-1]
@@ -60,17 +61,17 @@ def _beats(history: History) -> list[Heartbeat]:
 
 
 def with_point(points: Sequence[Point], new: Point | None) -> tuple[Point, ...]:
-    """Return the points in the window, without those of older generations, whose steps are repeated."""
+    """Return the points in the window, without points of older generations, whose steps are repeated."""
     if new is None:
         return ()
     kept = [one for one in points if one.generation == new.generation and one.at < new.at]
-    # Keep one point before the window, so that the speed covers the whole window.
+    # Keep one point from before the window, so that the speed covers the whole window.
     old = [one for one in kept if (new.at - one.at).total_seconds() > WINDOW_SECONDS]
     return (*old[-1:], *(one for one in kept if one not in old), new)
 
 
 def steps_per_second(points: Sequence[Point]) -> float | None:
-    """Return the speed over the points, which is 0 if the training stands still, or None if it is unknown."""
+    """Return the speed over the points: 0 if the training makes no progress, or None if it is unknown."""
     if not points:
         return None
     seconds = (points[-1].at - points[0].at).total_seconds()

@@ -1,4 +1,4 @@
-"""Render the live view as lines of text for a terminal of a given size; pure."""
+"""Render the live view as lines of text for a terminal of a given size. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAST_LINES = 4
 CURVE_LINES = 4
 WIDE_CURVE_LINES = 7
 NUM_NODE_LINES = 4
-"""Up to this many nodes get a line each; if there are more, only those that need attention."""
+"""Up to this many nodes get a line each; if there are more, only those that need attention do."""
 NUM_OFFERS = 3
 NUM_METRICS = 6
 MAX_WARNINGS = 3
@@ -45,17 +45,17 @@ _ASCII = _Marks(rule="-", full="#", empty=".")
 
 @dataclass(frozen=True)
 class _Block:
-    """Lines that are shown together, or dropped together if the terminal has too few lines."""
+    """Lines that are shown together, or omitted together if the terminal has too few lines."""
 
     weight: int
-    """Blocks with the lowest weight are dropped first."""
+    """Blocks with the lowest weight are omitted first."""
     lines: Sequence[Text]
 
 
 def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) -> list[Text]:
     """Return the panel's lines, each narrower than ``width`` cells, at most two thirds of ``height``.
 
-    The last column stays free, because a cursor there may wrap. ``hint`` is the last line.
+    The last column stays empty, because a cursor there may wrap. ``hint`` is the last line.
     """
     view = printable_value(view)
     width = max(20, width - 1)
@@ -165,7 +165,7 @@ def _curve(view: View, width: int, height: int, *, ascii_only: bool) -> list[Tex
     )
     if drawing is None:
         return []
-    # The name is at the left in the middle, with the limits above and below it.
+    # The name is on the left at half height, with the limits above and below it.
     labels = [""] * height
     labels[0], labels[-1] = _figure(drawing.highest), _figure(drawing.lowest)
     if height > 2:

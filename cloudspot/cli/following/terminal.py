@@ -1,4 +1,4 @@
-"""The terminal's state while it shows a panel: changed on entry, and always restored at the end."""
+"""The state of the terminal while it shows a panel: changed on entry, and always restored at the end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def can_hold_a_panel() -> bool:
 
 
 class TerminalState:
-    """Inside the block, typed keys are not echoed, because they would garble the panel.
+    """Within the block, typed keys are not echoed, because they would garble the panel.
 
-    The terminal is also restored after an exception, and after a SIGTERM, SIGHUP or SIGQUIT, which still end
+    The terminal is also restored after an exception, and after a SIGTERM, SIGHUP or SIGQUIT; these still end
     the process unless its parent has made it ignore them (``nohup``). Ctrl-Z only requests a pause;
-    ``suspend`` performs it at a safe moment.
+    ``suspend`` performs the pause at a safe moment.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class TerminalState:
     def restore(self) -> None:
         """Restore the terminal if it is ours; safe to repeat and to call from a signal handler."""
         if not self.is_ours:
-            return  # The shell has the terminal, and has restored it.
+            return  # The shell controls the terminal, and has restored it.
         with suppress(OSError, ValueError):
             os.write(sys.__stdout__.fileno(), _SHOW_CURSOR)  # type: ignore[union-attr]
         with suppress(OSError, ValueError):
@@ -78,7 +78,7 @@ class TerminalState:
                 termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, self._attributes)
 
     def suspend(self) -> None:
-        """Stop the process as Ctrl-Z does, and return when it continues; remove the panel before."""
+        """Stop the process as Ctrl-Z does, and return when it continues; remove the panel first."""
         self.is_suspend_asked = False
         self.restore()
         previous = signal.signal(signal.SIGTSTP, signal.SIG_DFL)

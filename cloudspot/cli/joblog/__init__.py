@@ -1,1 +1,1 @@
-"""A job's log, as commands read, list, download and prune it."""
+"""A job's log: how commands read, list, download and prune it."""

@@ -24,10 +24,10 @@ def download_logs(
     shown: Callable[[LogRecord], bool],
     as_json: bool,
 ) -> None:
-    """Write the lines selected by ``shown`` to files in the directory, and print the files' names.
+    """Write the lines that ``shown`` selects to files in the directory, and print the files' names.
 
-    Each file appears complete and replaces an older one. The lines are written unchanged, including terminal
-    control sequences. Raise CloudspotError if the directory cannot be written to.
+    Each file appears only when complete, and replaces an older one. The lines are written unchanged,
+    including terminal control sequences. Raises CloudspotError if the directory is not writable.
     """
     named = sorted(filter(is_node_stream, job.log_sink.streams()), key=parse_stream)
     streams = [stream for stream in named if wanted(*parse_stream(stream))]
@@ -58,7 +58,7 @@ def download_logs(
 def _write(
     job: Job, path: Path, stream: str, shown: Callable[[LogRecord], bool], advance: Callable[[int], None]
 ) -> int:
-    """Write one node's lines and return their number; without lines, write no file."""
+    """Write one node's lines and return how many there were; without lines, write no file."""
 
     def wanted() -> Iterator[bytes]:
         for record in job.log_sink.read(stream):

@@ -22,7 +22,7 @@ Wanted = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class _Stream:
-    """One node's log: the lines that have arrived, and those that should have."""
+    """One node's log: the lines that have arrived, and the lines that should have arrived."""
 
     launch: int
     rank: int
@@ -32,16 +32,17 @@ class _Stream:
     """The total size; None if the size of a piece is unknown."""
     num_pieces: int
     num_lines: int
-    """The number of lines, from the number of the newest one: lines are numbered without gaps."""
+    """The number of lines, which follows from the number of the newest one: lines are numbered without gaps.
+    """
     standing: LogStanding | None
-    """The node's last report about its log; None if it has reported nothing."""
+    """The node's last report about its log, or None if it has reported nothing."""
     told_at: datetime | None
     is_over: bool
-    """Whether nothing writes to it any more."""
+    """Whether nothing will write to the log any more."""
 
     @property
     def num_missing(self) -> int | None:
-        """The number of the node's lines that are missing in the log; None if unknown."""
+        """The number of the node's lines that are missing from the log; None if unknown."""
         return None if self.standing is None else max(0, self.standing.num_lines - self.num_lines)
 
     @property
@@ -51,14 +52,14 @@ class _Stream:
             return "unknown"
         is_all = self.num_missing == 0 and self.standing.waiting_bytes == 0
         if self.is_over:
-            # Nothing records what was pruned, or removed by a service's retention.
+            # Nothing records which lines were pruned, or removed by a service's retention.
             is_gone = self.num_pieces == 0 and self.standing.num_lines > 0
             return "gone" if is_gone else "complete" if is_all else "incomplete"
         return "current" if is_all else "behind"
 
 
 def list_streams(job: Job, *, wanted: Wanted, as_json: bool) -> None:
-    """Print each node's log: days, size, lines, and the state of its delivery."""
+    """Print each node's log: its days, size, lines, and the state of its delivery."""
     streams = _streams(job, wanted)
     if as_json:
         output.echo_json([_as_json(each) for each in streams])
@@ -83,14 +84,14 @@ def list_streams(job: Job, *, wanted: Wanted, as_json: bool) -> None:
 
 
 def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json: bool) -> None:
-    """Delete the pieces of the log whose last day is before that of the moment, after a question.
+    """Delete, after a confirmation, the pieces of the log whose last day is before the day of ``before``.
 
     Raises:
-        SpecError: the moment is in the future, or there is no terminal to ask on.
-        CloudspotError: this log's service does not allow removal.
+        SpecError: ``before`` is in the future, or there is no terminal for the question.
+        CloudspotError: the log's service does not allow removal.
     """
     if before > datetime.now(timezone.utc):
-        raise SpecError("--prune must name a time in the past: older logs are deleted")
+        raise SpecError("--prune must be a time in the past, because older logs are deleted")
     day = before.astimezone(timezone.utc).date()
     old = [piece for piece in _pieces(job) if piece.last_day < day and wanted(*parse_stream(piece.stream))]
     size = sum(piece.num_bytes or 0 for piece in old)
@@ -107,7 +108,7 @@ def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json:
 
 
 def warn_of_gaps(job: Job, *, wanted: Wanted = lambda _launch, _rank: True) -> None:
-    """Warn about nodes from before the job's newest resumption whose log is in another place."""
+    """Warn about nodes from before the job's newest resumption whose log is kept elsewhere."""
     history = job.first_history
     newer = {launch.number for launch in history.current_launches}
     older = [

@@ -1,4 +1,4 @@
-"""Read a job's log, merged over its nodes, and continue where the last call stopped."""
+"""Read a job's log, merged over its nodes, continuing where the last call stopped."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cloudspot.jobstore.logs.log_streams import is_node_stream, parse_stream, st
 from cloudspot.model import LogRecord
 
 Life = tuple[datetime, datetime | None]
-"""The moments between which a node may have written lines; None if it may still write."""
+"""The period in which a node may have written lines; the end is None if it may still write."""
 SLACK = timedelta(minutes=1)
-"""The most by which a machine's clock may differ from the clock that recorded its end."""
+"""The maximum difference between a machine's clock and the clock that recorded its end."""
 
 
 def lives_of(history: History) -> dict[str, Life]:
@@ -35,10 +35,10 @@ def lives_of(history: History) -> dict[str, Life]:
 class LogTail:
     """Reads a job's log from where the last call stopped, each line once.
 
-    The lines found by one call are merged by time, but each stream keeps its order. A late line comes with a
-    later call, after newer lines of other nodes, because waiting for one node would delay all others. If the
-    life of a node is known, its stream is not read before its lines are due. A sink that does not answer
-    raises TransientError; another call continues after the last line.
+    The lines found by one call are merged by time, but each stream keeps its own order. A late line is
+    returned by a later call, after newer lines of other nodes, because waiting for one node would delay all
+    others. If the life of a node is known, its stream is not read before its first line may exist. A sink
+    that does not answer raises TransientError; the next call continues after the last line.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class LogTail:
         wanted: Callable[[int, int], bool] | None = None,
         lives: Callable[[], Mapping[str, Life]] = dict,
     ) -> None:
-        """Read the streams that ``streams`` returns at each call (default: those that the sink lists).
+        """Read the streams that ``streams`` returns at each call (by default, those that the sink lists).
 
-        ``wanted`` decides by launch and rank whether to read a stream; by default, all are read. ``lives``
-        returns the known lives of the nodes, by stream.
+        ``wanted`` decides by launch and rank whether to read a stream; by default, all streams are read.
+        ``lives`` returns the known lives of the nodes, by stream.
         """
         self._sink = sink
         self._streams = sink.streams if streams is None else streams
@@ -63,7 +63,8 @@ class LogTail:
     def new_records(self) -> Iterator[LogRecord]:
         """Yield the records that have arrived since the last call."""
         for record in self._merged(self._to_read(), self._read_on):
-            # Record it here and not in the reader, because merging reads one line of each stream ahead.
+            # Record this here and not in the reader, because merging reads one line of each stream in
+            # advance.
             self._newest[record.stream] = record.seq
             yield record
 
@@ -74,10 +75,10 @@ class LogTail:
         since: datetime | None = None,
         shown: Callable[[LogRecord], bool] = lambda _record: True,
     ) -> list[LogRecord]:
-        """Return the last ``count`` records selected by ``shown``; ``new_records`` continues after them.
+        """Return the last ``count`` records that ``shown`` selects; ``new_records`` continues after them.
 
-        Call it first. If the sink can, it reads backwards from the log's end, and only as far as needed,
-        never before ``since``.
+        Call this before ``new_records``. If the sink supports it, reading goes backwards from the log's end,
+        only as far as needed and never before ``since``.
         """
         self._newest.clear()
         streams, opened = self._to_read(), set[str]()
@@ -99,7 +100,7 @@ class LogTail:
         return matching[::-1]
 
     def skip_before(self, moment: datetime) -> None:
-        """Make ``new_records`` start, in each stream, after the last line before ``moment``."""
+        """Make ``new_records`` start, in each stream, after the last line from before ``moment``."""
         lives = self._lives()
         for stream in self._to_read():
             _, end = lives.get(stream, (None, None))
@@ -126,7 +127,8 @@ class LogTail:
         for number, stream in enumerate(streams):
             bound = lives.get(stream, (None, None))[is_backwards]
             due = -math.inf if bound is None else sign * bound.timestamp()
-            # Of two lines with the same time, the first one forwards is the last one backwards.
+            # If two lines have the same time, the one that is first when reading forwards is last when
+            # reading backwards.
             waiting.append((due, sign * number, None, iter(())))
         heapq.heapify(waiting)
         while waiting:
@@ -143,11 +145,11 @@ class LogTail:
                 heapq.heapreplace(waiting, (due, place, following, rest))
 
     def _skip(self, streams: Iterable[str]) -> None:
-        """Skip the streams of nodes that ended before everything that is read."""
+        """Skip the streams of nodes that ended before the period to be read."""
         self._newest.update(dict.fromkeys(streams, sys.maxsize))
 
     def _skip_stream(self, stream: str, moment: datetime) -> None:
-        """Skip the records before the moment."""
+        """Skip the records from before the moment."""
         for record in self._sink.read_back(stream):
             if record.time < moment:
                 self._newest[stream] = record.seq

@@ -1,4 +1,4 @@
-"""Ask a registry for the digest of an image's tag, so that all machines of a job run the same image.
+"""Request the digest of an image's tag from a registry, so that all machines of a job run the same image.
 
 The protocol is the OCI Distribution Specification 1.1, with the tokens of Docker's registries.
 """
@@ -35,23 +35,23 @@ _KINDS = (
 _IDENTITY = "<token>"
 """The user name which marks a password as an identity token, for a different protocol."""
 _IN_CLEAR = {("http", "localhost"), ("http", "127.0.0.1")}
-"""Servers that need no https. Others do, because anyone in between could read a log-in."""
+"""Servers that need no https. All others do, because anyone in between could read a login."""
 _HIDDEN = (HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _MAX_BYTES = 8 << 20
 _MAX_SHOWN = 500
-"""The most characters that are shown of a failure."""
+"""The maximum length of a failure's text in messages."""
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
 def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = lambda _: None) -> str:
-    """Return the image with its digest: unchanged if it has one, else as the registry resolves its tag now.
+    """Return the image with its digest: unchanged if it has one, or as the registry now resolves its tag.
 
-    The default tag is ``latest``. If the registry requires a log-in, it gets the one that ``find_login``
-    returns for its host or, without one, the one that Docker's client would use: from a credential helper or
+    The default tag is ``latest``. If the registry requires a login, it gets the one that ``find_login``
+    returns for its host or, failing that, the one that Docker's client would use: from a credential helper or
     from ``docker login``.
 
     Raises:
-        AuthError: a log-in is refused or cannot be obtained.
+        AuthError: a login is refused or cannot be obtained.
         SpecError: the registry does not return the digest.
     """
     if "@" in image:
@@ -71,7 +71,7 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
             login = _login(registry, find_login, faults)
             authorization = _authorization(challenge, login, f"repository:{name}:pull", registry)
             if authorization is None:
-                login = None  # it was not sent
+                login = None  # the login was not sent
                 raise
             data, said = _get(url, authorization=authorization)
     except HTTPError as error:
@@ -127,7 +127,7 @@ def _authorization(challenge: str, login: RegistryLogin | None, scope: str, regi
 def _login(
     registry: str, find_login: Callable[[str], RegistryLogin | None], faults: list[str]
 ) -> RegistryLogin | None:
-    """Return the log-in for a registry, or None; add reasons for failures to ``faults``."""
+    """Return the login for a registry, or None; add the reasons for failures to ``faults``."""
     try:
         login = find_login(registry)
     except AuthError as error:
@@ -180,7 +180,7 @@ def _is_private(host: str) -> bool:
         public_addresses(host, 443)
     except AddressRefused:
         return True
-    except OSError:  # a proxy may know it
+    except OSError:  # a proxy may be able to resolve it
         return False
     return False
 

@@ -1,4 +1,4 @@
-"""Which experiment trackers a script imports, for the suggestion to name them in ``run.trackers``."""
+"""Find the experiment trackers that a script imports, to suggest them for ``run.trackers``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def imported_trackers(scripts: Iterable[Path]) -> tuple[str, ...]:
 
 
 def _imports(script: Path) -> set[str]:
-    """Return the dotted names that a script imports anywhere, whole modules and objects of modules alike."""
+    """Return the dotted names that a script imports anywhere, both whole modules and objects in modules."""
     found: set[str] = set()
     with suppress(OSError, SyntaxError, ValueError):
         for node in ast.walk(ast.parse(script.read_bytes())):

@@ -31,15 +31,15 @@ class FoundInput:
     num_files: int = 0
     num_bytes: int = 0
     unread: str = ""
-    """Why it cannot be read from here; it is empty if it was read."""
+    """Why the input cannot be read from here; empty if it was read."""
 
 
 def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
-    """List the job's inputs with the submitter's rights, and warn of those that only machines may read.
+    """List the job's inputs with the submitter's permissions, and warn of those that only machines may read.
 
     Raises:
-        SpecError: there is nothing under a URL, or it cannot be staged.
-        PluginError: no plugin for its scheme is installed.
+        SpecError: there is nothing under a URL, or an input cannot be staged.
+        PluginError: no plugin for a URL's scheme is installed.
     """
     staged = {name: one for name, one in spec.data.items() if one.is_staged}
     is_here = Capability.THIS_COMPUTER in provider.capabilities
@@ -104,7 +104,7 @@ def _where(found: FoundInput) -> str:
 
 
 def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterator[str]:
-    """Yield a line for each input, and one about the data that each new machine fetches, and its cost."""
+    """Yield a line for each input, and one about the data that each new machine fetches and its cost."""
     for item in found:
         size = f"{item.num_files} file(s), {size_text(item.num_bytes)}"
         how = size if item.spec.is_staged else "read in place, each time the training reads it"

@@ -1,4 +1,4 @@
-"""Notifications of a job that is submitted here, checked before the job exists."""
+"""The notifications of a job that is submitted here, checked before the job exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudspot.registry import open_notifier
 
 
 def with_notify(spec: JobSpec) -> JobSpec:
-    """Return the job file with the ``[notify]`` of the user's config file if it has none of its own."""
+    """Return the job file, with the ``[notify]`` of the user's config file if it has none of its own."""
     if spec.notify != NotifySpec():
         return spec
     return msgspec.structs.replace(spec, notify=load_config().notify)
@@ -25,12 +25,12 @@ def with_notify(spec: JobSpec) -> JobSpec:
 def check_messages(notify: NotifySpec, environ: Mapping[str, str]) -> None:
     """Check that messages can be sent, as far as possible without sending one.
 
-    Warn about a URL that holds a plain-text credential. URLs with secrets that are not in ``environ`` are not
-    checked.
+    Warn about a URL that contains a plain-text credential. URLs with secrets that are not in ``environ`` are
+    not checked.
 
     Raises:
         PluginError: the notifier is missing or broken.
-        SpecError: the time zone or a URL is unknown.
+        SpecError: the time zone or a URL is not recognised.
     """
     if not notify.is_wanted:
         return

@@ -1,4 +1,4 @@
-"""A checked job file, with the provider and the store for it, opened."""
+"""A checked job file, and the opened provider and store for it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from cloudspot.registry import driver_distributions, open_store, open_tracker, p
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
 
 MAX_SKIPPED = 5
-"""The most files excluded from the code that are listed."""
+"""The maximum number of excluded files that are listed."""
 
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """A checked job file, and everything that it would run on."""
+    """A checked job file, and everything with which it would run."""
 
     spec: JobSpec
     workdir: Path
@@ -52,13 +52,13 @@ class PreparedJob:
 def prepare_job(
     job_file: Path, provider_name: str, overrides: Sequence[str], store_url: str | None
 ) -> PreparedJob:
-    """Read the job file and open the objects that it needs; ask the provider only for ``pinned_options``.
+    """Read the job file and open the objects that it needs; ask the provider only for pinned options.
 
-    The store is the first of these that is set: the one on the command line or in the environment
+    The store is the first that is set of these: the one on the command line or in the environment
     (``store_url``), the job file's, the user's default, the provider's.
 
     Raises:
-        SpecError: the job file, an override or the config file is wrong, or there is no store.
+        SpecError: the job file, an override or the config file is invalid, or there is no store.
         PluginError: a plugin is missing or broken.
         AuthError: the provider has no credentials.
     """
@@ -79,13 +79,15 @@ def open_pinned(
     *,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[JobSpec, Provider]:
-    """Open the provider; return it with the job file including pinned options; errors as ``prepare_job``.
+    """Open the provider; return it with the job file that includes its pinned options.
+
+    Raises the same errors as ``prepare_job``.
 
     If the provider keeps images, the pinned options include the key of the job's setup; ``digests`` returns
-    those of the job's code.
+    the digests of the job's code.
 
-    An image's tag is replaced by its digest. A plugin's market policy and trackers are opened, too, and the
-    messages of the job are checked. ``environ`` has the secrets for the image's log-in and for the messages.
+    An image's tag is replaced with its digest. A plugin's market policy and trackers are also opened, and the
+    job's notifications are checked. ``environ`` holds the secrets for the image's login and for the messages.
     """
     check_messages(spec.notify, environ)
     for tracker in spec.run.trackers:
@@ -118,7 +120,7 @@ def open_pinned(
 
 
 def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:
-    """Raise SpecError if the submitted code lacks the entry point of a changed job file."""
+    """Raise SpecError if the submitted code lacks the entrypoint of a changed job file."""
     if spec.run.entrypoint in {None, before.run.entrypoint}:
         return
     code = code_of(job.store, job.first_history.submission)
@@ -127,7 +129,7 @@ def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:
 
 
 def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the job's secrets and no other variables: from the environment, the store, or typed in."""
+    """Return the job's secrets and no other variables: from the environment, from the store, or typed in."""
     known = {**stored, **os.environ}
     found = {name: known[name] for name in spec.secret_names if name in known}
     for name in spec.secret_names:
@@ -137,7 +139,7 @@ def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def warn_of_losses(job: PreparedJob) -> None:
-    """Warn about files that are not sent, and if nothing that the job makes outlives its machine."""
+    """Warn about files that are not sent, and about a job whose results would be lost with its machine."""
     skipped: list[str] = []
     code = code_files(job.workdir, skipped)
     for line in sorted(skipped)[:MAX_SKIPPED]:
@@ -174,7 +176,7 @@ def suggest_trackers(job: PreparedJob) -> None:
 
 
 def _own_checkpoints(job: PreparedJob, code: Sequence[str]) -> list[str]:
-    """Return the code files that belong to checkpoints of the script, as local test runs leave them."""
+    """Return the files in the code that belong to the script's checkpoints, as local test runs leave them."""
     found = [path for pattern in job.spec.checkpoint.patterns for path in expand(job.workdir, pattern)]
     roots = {path.relative_to(job.workdir) for path in found} - {Path()}
     return [

@@ -43,7 +43,7 @@ class Prospects:
     experience: Experience
     earlier: EarlierJob | None
     length_seconds: float | None
-    """The duration of its training; None if unknown."""
+    """The duration of the job's training; None if unknown."""
     start_seconds: float
     forecast: Forecast | None
     why_none: str
@@ -51,10 +51,10 @@ class Prospects:
 
 
 def find_prospects(prepared: PreparedJob, offers: Sequence[Offer], *, anyway: bool) -> Prospects:
-    """Return the estimates for a new job; ``offers`` are those of its policy.
+    """Return the estimates for a new job; ``offers`` are those that its policy allows.
 
     Raises:
-        SpecError: by the estimates it cannot succeed, and ``anyway`` is not given.
+        SpecError: according to the estimates the job cannot succeed, and ``anyway`` is not given.
     """
     spec, store, provider = prepared.spec, prepared.store, prepared.provider.name
     experience = read_experience(store, provider)
@@ -63,7 +63,7 @@ def find_prospects(prepared: PreparedJob, offers: Sequence[Offer], *, anyway: bo
     earlier = find_earlier(store, spec, provider, datetime.now(timezone.utc))
     start = DEFAULT_START_SECONDS if earlier is None else earlier.start_seconds
     length = spec.spot.length or (None if earlier is None else earlier.length_seconds)
-    # Another run with that name may have another length, which suffices for a forecast, but not for a
+    # Another run with that name may differ in length, which is good enough for a forecast, but not for a
     # refusal.
     certain = spec.spot.length or (length if earlier is not None and earlier.is_same_run else None)
     refuse(
@@ -98,7 +98,7 @@ def hopeless(
     start_seconds: float,
     spent: float = 0.0,
 ) -> list[str | None]:
-    """Return why the job cannot keep its deadline or its limit, as far as its length is known."""
+    """Return why the job cannot meet its deadline or its limit, as far as its length is known."""
     if length_seconds is None:
         return []
     return [
@@ -108,7 +108,7 @@ def hopeless(
 
 
 def refuse(reasons: Sequence[str | None], *, anyway: bool) -> None:
-    """Raise SpecError with the first of the reasons; with ``anyway``, only warn of all of them."""
+    """Raise SpecError with the first of the reasons; if ``anyway``, only warn of all of them."""
     for reason in filter(None, reasons):
         if not anyway:
             raise SpecError(f"{reason}; --anyway submits it regardless")
@@ -137,7 +137,7 @@ def _never_saved(
 
 
 def outlook(prospects: Prospects, spec: JobSpec, offers: Sequence[Offer]) -> Iterator[str]:
-    """Yield lines about the cost of a new job; ``offers`` as for ``find_prospects``."""
+    """Yield lines about the cost of a new job; ``offers`` are as for ``find_prospects``."""
     first, num = offers[0], spec.nodes.max
     price = money_text(num * first.price_per_hour, first.currency)
     yield f"buys {num} x {first.instance_type} in {first.zone} ({first.market.value}), {price} an hour in all"
@@ -187,7 +187,7 @@ def _range_text(low: float, high: float, text: Callable[[float], str]) -> str:
 
 
 def prospects_json(prospects: Prospects) -> dict[str, Any] | None:
-    """Return the forecast for ``--json``, or None; numbers that are not finite become null."""
+    """Return the forecast for ``--json``, or None; non-finite numbers become null."""
     expected = prospects.forecast
     if expected is None or prospects.length_seconds is None:
         return None
@@ -209,7 +209,7 @@ def prospects_json(prospects: Prospects) -> dict[str, Any] | None:
 
 
 def setup_text(offers: Sequence[Offer]) -> Iterator[str]:
-    """Yield a line if machines of the offers start from images on which the setup is done."""
+    """Yield a line if machines of the offers start from images on which the setup has run."""
     images = [image_of(one) for one in offers]
     found = sorted({one for one in images if one is not None})
     if found:

@@ -16,7 +16,7 @@ MAX_ID_TRIES = 5
 
 
 def submit_prepared(prepared: PreparedJob, name: str | None, *, bakes: bool = False) -> Submission:
-    """Submit the job under its name, or under one with a random suffix; see ``submit``."""
+    """Submit the job under the given name, or under a name with a random suffix; see ``submit``."""
     agent = agent_archive(prepared.provider, prepared.store, prepared.spec)
     for number in range(1, MAX_ID_TRIES + 1):
         job_id = name or new_job_id(prepared.spec.name)
@@ -34,7 +34,7 @@ def submit_prepared(prepared: PreparedJob, name: str | None, *, bakes: bool = Fa
                 bakes=bakes,
             )
         except JobExists:
-            # Two random suffixes may collide; a name chosen by the user is never changed.
+            # Two random suffixes may collide; a name that the user chose is never changed.
             if name is not None or number == MAX_ID_TRIES:
                 raise
     raise AssertionError("the loop returns or raises")

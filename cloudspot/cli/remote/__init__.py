@@ -1,1 +1,1 @@
-"""Helpers of the commands that run something on a job's nodes."""
+"""Helpers for the commands that run programs on a job's nodes."""

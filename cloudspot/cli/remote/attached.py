@@ -1,4 +1,4 @@
-"""Connects a command on a node with this process's standard streams, or with its terminal."""
+"""Connect a command on a node with this process's standard streams, or with its terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READ_BYTES = 64 << 10
 _INTERRUPTS = 3
 """How many times Ctrl-C must be pressed to leave a command that does not end."""
 _LEAVE = b"~."
-"""The characters that end a shell when they are typed at the beginning of a line, as in ssh."""
+"""The characters that leave a shell when typed at the beginning of a line, as in ssh."""
 
 
 def terminal_size() -> tuple[int, int]:
@@ -43,7 +43,7 @@ def attach(process: RemoteProcess, *, has_terminal: bool) -> int:
     """Relay the streams until the command has ended, and return its exit status.
 
     Raises:
-        CloudspotError: the connection was cut off; the message says why.
+        CloudspotError: the connection was cut off; the message states why.
     """
     streams = _Streams(process, has_terminal=has_terminal)
     try:
@@ -73,11 +73,11 @@ class _Streams:
         self._signals: list[str] = []
         self._num_interrupts = 0
         self.has_left = False
-        """Whether the person has typed ``_LEAVE``."""
+        """Whether the user has typed ``_LEAVE``."""
 
     @contextmanager
     def raw(self) -> Iterator[None]:
-        """Within the block, put our terminal in raw mode if the command has a terminal."""
+        """Within the block, put our terminal into raw mode if the command has a terminal."""
         if not self._has_terminal:
             yield
             return
@@ -90,7 +90,7 @@ class _Streams:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Within the block, record signals, to pass them on to the command."""
+        """Within the block, record signals in order to pass them on to the command."""
         handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH)
         before = {number: signal.signal(number, self._note) for number in handled}
         try:
@@ -109,7 +109,10 @@ class _Streams:
         self._signals.append(signal.Signals(number).name.removeprefix("SIG"))
 
     def pass_signals(self) -> None:
-        """Pass on the recorded signals. A signal handler could not: it must not wait for the channel."""
+        """Pass on the recorded signals.
+
+        A signal handler could not do this, because it must not wait for the channel.
+        """
         if self._has_new_size and self._has_terminal:
             self._has_new_size = False
             self._process.channel.hurry(size_frame(*terminal_size()))
@@ -128,7 +131,7 @@ class _Streams:
             channel.send(Frame(Kind.END_OF_INPUT))
 
     def write(self, frame: Frame) -> bool:
-        """Write a piece of the command's output. Return False if our output has no reader left."""
+        """Write part of the command's output. Return False if nothing reads our output any more."""
         stream = sys.stderr if frame.kind is Kind.ERRORS else sys.stdout
         data = memoryview(frame.data)
         with suppress(BrokenPipeError):
@@ -139,7 +142,10 @@ class _Streams:
 
 
 def _read_input() -> bytes:
-    """Return the next bytes of standard input. They are empty at its end, or if it is closed."""
+    """Return the next bytes of standard input.
+
+    The result is empty at the end of the input, or if the input is closed.
+    """
     try:
         return os.read(0, _READ_BYTES)
     except OSError:

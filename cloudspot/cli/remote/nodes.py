@@ -1,4 +1,4 @@
-"""Chooses the nodes on which a command runs, and calls them."""
+"""Choose the nodes on which a command runs, and call them."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def python_words(module: str) -> tuple[str, ...]:
 
 
 def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
-    """Return the node that is named, or all that train, or else all that have a machine, kept ones too.
+    """Return the named node, or all nodes that train, or else all that have a machine, including kept ones.
 
     Raises:
-        CloudspotError: there is none, or no command may run there.
+        CloudspotError: there is no such node, or no command may run there.
     """
     if not job.spec.run.exec:
         raise CloudspotError(f"job {job.id} runs no commands: its job file has run.exec = false")
@@ -72,14 +72,14 @@ def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
 def call(
     job: Job, seat: Seat, words: Sequence[str], *, size: tuple[int, int] | None = None, most: int
 ) -> RemoteProcess:
-    """Start a command on the node, and print on standard error how many requests to the store it makes."""
+    """Start a command on the node, and print to standard error how many requests it makes to the store."""
     try:
         for word in words:
             word.encode()
     except UnicodeEncodeError as error:
-        raise SpecError(f"{word!a} is not UTF-8; the words of a command must be") from error
+        raise SpecError(f"{word!a} is not UTF-8, but all words of a command must be") from error
     idle, busy = (
-        f"{one.num_reads + one.num_writes:,} requests of the store an hour (usually {one.usd:.3f} USD)"
+        f"{one.num_reads + one.num_writes:,} requests to the store an hour (usually {one.usd:.3f} USD)"
         for one in (IDLE_PER_HOUR, BUSY_PER_HOUR)
     )
     output.echo(

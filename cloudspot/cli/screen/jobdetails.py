@@ -1,4 +1,4 @@
-"""Prints the details of one job: where the time went, launches, nodes, generations, notices, machines."""
+"""Print the details of one job: where the time went, launches, nodes, generations, notices, machines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ _TIME_STYLES = {"training": "green", "lost": "red"}
 MOST_ROWS = 8
 """The number of rows beyond which a table is folded."""
 KEPT_ROWS = 4
-"""How many of its newest rows a folded table shows, besides those of live launches, nodes and machines."""
+"""How many of its newest rows a folded table shows, in addition to those of live launches, nodes and
+machines."""
 
 
 def echo_details(value: Mapping[str, Any], sections: Collection[str], *, show_all: bool = False) -> None:
-    """Print these tables of a job; ``value`` is what ``show --json`` prints. Empty tables are left out.
+    """Print the given tables of a job; ``value`` is the value that ``show --json`` prints.
 
-    Unless ``show_all``, long tables show the newest and the live rows, and count the others in one line.
+    Empty tables are omitted.
+
+    Unless ``show_all``, long tables show the newest and the live rows, and count the other rows in one line.
     """
     most = sys.maxsize if show_all else MOST_ROWS
     for section, echo in _TABLES.items():
@@ -84,7 +87,7 @@ def _launch_why(launch: Mapping[str, Any]) -> str:
 
 
 def _echo_nodes(value: Mapping[str, Any], most: int) -> None:
-    """Print the nodes, unless the launches show all: one node per launch, and at most one of them live."""
+    """Print the nodes, unless the launches show them all: one node per launch, and at most one node alive."""
     nodes = value["nodes"]
     live = [node for node in nodes if node["ended"] is None]
     if len(nodes) == len({node["launch"] for node in nodes}) and len(live) < 2:
@@ -170,7 +173,7 @@ def _why(one: Mapping[str, Any]) -> str:
 
 
 def _echo_notices(value: Mapping[str, Any], most: int) -> None:
-    # They come sorted by launch and rank, so the last one is not always the newest.
+    # They are sorted by launch and rank, so the last one is not always the newest.
     kept, folded = _folded(sorted(value["notices"], key=lambda one: datetime.fromisoformat(one["at"])), most)
     rows = [
         (
@@ -251,7 +254,7 @@ _Row = TypeVar("_Row")
 def _folded(
     rows: Sequence[_Row], most: int, is_live: Callable[[_Row], bool] = lambda _row: False
 ) -> tuple[list[_Row], list[_Row]]:
-    """Return the rows to show, and those to count in one line."""
+    """Return the rows to show, and the rows to count in one line."""
     if len(rows) <= most:
         return list(rows), []
     newest = len(rows) - KEPT_ROWS
@@ -286,4 +289,4 @@ _TABLES: Final[Mapping[str, Callable[[Mapping[str, Any], int], None]]] = {
     "machines": _echo_machines,
 }
 TABLES: Final = (*_TABLES,)
-"""The names of the tables, in their order."""
+"""The names of the tables, in the order of display."""

@@ -24,7 +24,7 @@ METRICS = "metrics."
 def duration(job: Summary) -> float | None:
     """Return the seconds from a job's submission to its end, or to the last observation.
 
-    Return None if it has ended and its summary is too old to contain the time.
+    Return None if the job has ended and its summary is too old to contain this time.
     """
     if job.finished_at is None and job.state in TERMINAL_STATES:
         return None
@@ -33,7 +33,7 @@ def duration(job: Summary) -> float | None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """The syntax of some fields' values in a filter."""
+    """The syntax of field values in a filter."""
 
     parse: Callable[[str, datetime], Any]
     example: str
@@ -97,7 +97,7 @@ def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
     A job without a value for the field matches only ``!=``.
 
     Raises:
-        SpecError: it is not a filter; the message lists the fields, or shows the expected form.
+        SpecError: the text is not a filter; the message lists the fields, or shows the expected form.
     """
     match = _FILTER.fullmatch(text)
     if match is None:
@@ -130,9 +130,9 @@ def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
 
 
 def sort_jobs(jobs: Iterable[Summary], field: str) -> list[Summary]:
-    """Return the jobs sorted by a field, in ascending order, or descending if it starts with ``-``.
+    """Return the jobs sorted by a field: in ascending order, or in descending order if it starts with ``-``.
 
-    Jobs without a value (or with NaN) come last; equal jobs keep their order.
+    Jobs without a value (or with NaN) come last; jobs with equal values keep their order.
 
     Raises:
         SpecError: there is no such field; the message lists the fields.
@@ -149,7 +149,7 @@ def sort_jobs(jobs: Iterable[Summary], field: str) -> list[Summary]:
 
 
 def metric_of(field: str) -> str | None:
-    """Return the metric that a filter or a sort field names, or None."""
+    """Return the metric that a field in a filter or sort names, or None."""
     match = _FILTER.fullmatch(field)
     name = (match[1] if match else field).removeprefix("-").strip()
     return name.removeprefix(METRICS) if name.startswith(METRICS) else None

@@ -14,7 +14,7 @@ from cloudspot.jobstore.layout.records import Summary
 from cloudspot.story.states import TERMINAL_STATES
 
 CODE_LETTERS = 12
-"""The number of characters of the code's hash that are shown."""
+"""How many characters of the code's hash are shown."""
 MIN_DETAIL_WIDTH = 30
 GAP = 2
 _STATES_WITH_METRICS = frozenset({"running", "draining", "succeeded"})
@@ -23,7 +23,7 @@ _STATES_WITH_METRICS = frozenset({"running", "draining", "succeeded"})
 
 @dataclass(frozen=True)
 class _Column:
-    """A column; if there is not enough space, columns with higher ``rank`` are dropped first."""
+    """A column; if there is too little space, columns with a higher ``rank`` are omitted first."""
 
     header: str
     cell: Callable[[Summary], str]
@@ -32,9 +32,9 @@ class _Column:
 
 
 def echo_jobs(jobs: Sequence[Summary], *, metrics_first: Sequence[str] = ()) -> None:
-    """Print the table: on a terminal only the columns that fit, elsewhere all of them.
+    """Print the table: only the columns that fit on a terminal, or all of them elsewhere.
 
-    ``metrics_first`` are the metrics in the user's filters and sort field.
+    ``metrics_first`` are the metrics that the user's filters and sort field name.
     """
     columns = _columns(metric_names(jobs, first=metrics_first))
     if all(_driven_cell(job) == "-" for job in jobs):
@@ -110,7 +110,7 @@ def _that_fit(
         if column.header == "ID":
             needed = id_width
         elif column.header == "DETAIL":
-            # It folds, so space for a few words is enough. Without any details, it is dropped.
+            # The column wraps, so space for a few words is enough. If there are no details, it is omitted.
             needed = min(max(cells, default=0), MIN_DETAIL_WIDTH) or math.inf
         else:
             needed = max([len(column.header), *cells])

@@ -1,4 +1,4 @@
-"""Prints the summary of a job: the end of what ``run`` prints, and the beginning of what ``show`` prints."""
+"""Print the summary of a job: the end of the output of ``run``, and the beginning of that of ``show``."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from cloudspot.story.states import TERMINAL_STATES
 
 _MISSING = re.compile(r"\bModuleNotFoundError: No module named '([\w-]+)")
 MAX_STAGED = 3
-"""How many nodes' inputs are shown."""
+"""The maximum number of nodes whose inputs are shown."""
 MAX_ARTIFACTS = 10
-"""How many artifacts are named."""
+"""The maximum number of artifacts that are named."""
 MAX_TAILS = 4
-"""How many failed nodes' last lines are shown. If one node fails, usually all do."""
+"""The maximum number of failed nodes whose last lines are shown. If one node fails, all nodes usually do."""
 
 
 def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict[str, Any]:
     """Return the report that ``show --json`` prints.
 
-    With ``verify_chunks``, the whole newest checkpoint is read and verified. Otherwise ``verified`` is null.
+    If ``verify_chunks``, the whole newest checkpoint is read and verified. Otherwise ``verified`` is null.
     """
     verified = None if history.head is None else _is_whole(job, history.head, verify_chunks=verify_chunks)
     return show_json(history, datetime.now(timezone.utc), verified=verified)
 
 
 def _is_whole(job: Job, checkpoint: CheckpointId, *, verify_chunks: bool) -> bool | None:
-    """Return whether the checkpoint is complete, or None if it was not checked or was deleted meanwhile."""
+    """Return whether the checkpoint is complete, or None if it was not checked or has since been deleted."""
     try:
         with while_it_stands(job.store, job.id, checkpoint):
             manifest = read_manifest(job.store, job.id, checkpoint)
@@ -54,7 +54,7 @@ def _is_whole(job: Job, checkpoint: CheckpointId, *, verify_chunks: bool) -> boo
             with transfer("verifying", manifest.size) as advance:
                 verify(job.store, job.id, manifest, progress=advance)
     except ObjectMissing:
-        # A newer one may have replaced it meanwhile. The newest one is never deleted.
+        # A newer checkpoint may have replaced it in the meantime. The newest checkpoint is never deleted.
         return None if head(job.reader.journal.read()) != checkpoint else False
     except CorruptData:
         return False
@@ -101,7 +101,7 @@ def weights_text(final: Mapping[str, Any]) -> str:
 
 
 def headline_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines that matter first; ``value`` is what ``show --json`` prints."""
+    """Return the most important lines; ``value`` is the value that ``show --json`` prints."""
     told = lost = steps_lost_text(value)
     lost = "lost unknown" if lost == "unknown" else f"{lost} lost"
     steps = ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}")
@@ -115,7 +115,7 @@ def headline_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]
 
 
 def _kept_text(job: Job, kept: Mapping[str, Any] | None) -> str:
-    """Return which machine is kept for inspection, and how to use and end it; empty: none is."""
+    """Return which machine is kept for inspection, and how to use and end it; empty if no machine is kept."""
     if kept is None or not kept["is_kept"]:
         return ""
     until = output.moment_text(kept["until"])
@@ -123,7 +123,7 @@ def _kept_text(job: Job, kept: Mapping[str, Any] | None) -> str:
 
 
 def _next_text(job: Job, value: Mapping[str, Any]) -> str:
-    """Return the command that people most often want at this point."""
+    """Return the command that people most often want next."""
     state = value["state"]
     if state == "succeeded":
         target = "weights.safetensors" if job.spec.checkpoint.directory is None else "weights/"
@@ -141,7 +141,7 @@ def _next_text(job: Job, value: Mapping[str, Any]) -> str:
 def summary_fields(
     job: Job, value: Mapping[str, Any], *, max_artifacts: int = MAX_ARTIFACTS
 ) -> list[tuple[str, str]]:
-    """Return the other lines about the whole job, with the names of so many artifacts."""
+    """Return the other lines about the whole job, with the names of up to ``max_artifacts`` artifacts."""
     final, commit = value["final"], value["last_commit"]
     weights = "" if final is None else weights_text(final)
     return [
@@ -183,7 +183,7 @@ def _nodes_text(value: Mapping[str, Any]) -> str:
     if max(total, value["nodes_max"]) < 2 or not total:
         return ""
     live = {node["name"] for node in value["nodes"] if node["ended"] is None}
-    if not live or value["state"] in TERMINAL_STATES:  # the end of its last machines may not be proven yet
+    if not live or value["state"] in TERMINAL_STATES:  # the end of a machine may not be proven yet
         return f"{total} in all"
     members = live.intersection(generations[-1]["nodes"] if generations else ())
     ever = {name for one in generations for name in one["nodes"]}
@@ -239,9 +239,9 @@ def _goodput_text(value: Mapping[str, Any]) -> str:
 
 
 def echo_last_lines(job: Job, value: Mapping[str, Any], *, max_lines: int | None = None) -> None:
-    """Print the last log lines of the nodes that failed last, or a note that the job has kept nothing.
+    """Print the last log lines of the nodes that failed last, or a note that the job has kept none.
 
-    ``max_lines`` prints only this many lines of the first of these nodes.
+    With ``max_lines``, print only that many lines of the first of these nodes.
     """
     if value["state"] == "succeeded" and value["last_commit"] is None:
         if not list_artifacts(job.store, job.id):

@@ -40,25 +40,25 @@ def echo_line(line: Line) -> None:
 
 
 def are_nodes_named(max_nodes: int, history: History | None) -> bool:
-    """Return whether the lines of a job's log name their nodes, because it has or may have several."""
+    """Return whether the lines of a job's log name their nodes, because it has or may have several nodes."""
     if max_nodes > 1 or history is None:
         return max_nodes > 1
     return sum(len(launch.claimed) for launch in history.launches) > 1
 
 
 def record_line(record: LogRecord, *, name_nodes: bool) -> Line:
-    """Return a log line for display, without its colours; ``name_nodes`` adds the name of its node."""
+    """Return a log line for display, without its colours; if ``name_nodes``, add the name of its node."""
     who = f"{record.source}[{Seat(*parse_stream(record.stream))}]" if name_nodes else record.source
     return Line(record.time, who, printable(record.text))
 
 
 def event_line(event: Event, now: datetime, *, who: str = WHO) -> Line:
-    """Return an event as a line; an event without a time gets ``now``, by the store's clock as all times."""
+    """Return an event as a line; if the event has no time, use ``now``, which is by the store's clock."""
     return Line(event.at or now, who, event.text, _style(event))
 
 
 def in_order_of_time(events: Sequence[Event]) -> list[Event]:
-    """Return the events ordered by time; an event without a time stays after the one before it."""
+    """Return the events ordered by time; an event without a time stays after the event before it."""
     latest = datetime.min.replace(tzinfo=timezone.utc)
     timed = []
     for event in events:

@@ -1,8 +1,8 @@
-"""The output of commands: styled on a terminal, plain elsewhere; for people, or JSON for programs.
+"""The output of commands: styled on a terminal and plain elsewhere; text for people, or JSON for programs.
 
-Most of the text comes from others: from a training script, or from anyone who can write to the bucket. It
+Most of the text comes from elsewhere: from a training script, or from anyone who can write to the bucket. It
 reaches the terminal only through the functions here, which remove its control characters. Only the live
-screen and the progress bar write by themselves, with the same protection.
+screen and the progress bar write directly, with the same protection.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ def terminal_width() -> int | None:
 
 
 class Styled(NamedTuple):
-    """A part of a line with its own style."""
+    """A part of a line that has its own style."""
 
     text: str
     style: str | None
-    """A colour, ``bold``, ``dim``, or two of these, such as ``bold red``; visible only on a terminal."""
+    """A colour, ``bold``, ``dim``, or a combination of two such as ``bold red``; visible only on a terminal.
+    """
 
 
 def echo(*parts: str | Styled, style: str | None = None, error: bool = False) -> None:
-    """Print the parts immediately as one line, without the control characters in them.
+    """Print the parts immediately as one line, without any control characters in them.
 
-    ``style`` applies to the parts without a style.
+    ``style`` applies to the parts that have no style.
     """
     line = "".join(
         _coded(part) if isinstance(part, Styled) else _coded(Styled(part, style)) for part in parts
@@ -65,17 +66,18 @@ def _coded(part: Styled) -> str:
 
 def _put(text: str, *, error: bool = False) -> None:
     color = False if os.environ.get("NO_COLOR") else None
-    # Pass the stream, because click would otherwise open its own in UTF-8, even if this one is not.
+    # Pass the stream, because click would otherwise open its own in UTF-8, even if this stream has another
+    # encoding.
     click.echo(text, file=sys.stderr if error else sys.stdout, color=color)
 
 
 def echo_error(message: str) -> None:
-    """Print an error on standard error."""
+    """Print an error to standard error."""
     echo(Styled("error: ", "bold red"), " ".join(message.split()), error=True)
 
 
 def echo_traceback(error: BaseException) -> None:
-    """Print the error's traceback on standard error."""
+    """Print the error's traceback to standard error."""
     for line in "".join(traceback.format_exception(error)).splitlines():
         echo(line, error=True)
 
@@ -85,12 +87,12 @@ WARNING_STYLE = "magenta"
 
 
 def warn(text: str) -> None:
-    """Print a warning on standard error."""
+    """Print a warning to standard error."""
     echo(f"warning: {text}", style=WARNING_STYLE, error=True)
 
 
 def warner() -> Callable[[Exception], None]:
-    """Return a function that warns of each error of a call that is retried, but only once of the same."""
+    """Return a function that warns of the errors of a retried call, each distinct error only once."""
     told = set[str]()
 
     def warn_once(error: Exception) -> None:
@@ -107,27 +109,27 @@ def confirm_deletion(what: str, *, yes: bool) -> None:
 
 
 def confirm(question: str, *, action: str, otherwise: str, yes: bool) -> None:
-    """Ask unless ``yes`` is given; if the answer is no, print ``otherwise`` and end the command.
+    """Ask the question unless ``yes`` is given; if the answer is no, print ``otherwise`` and end the command.
 
     Raises:
-        SpecError: there is no terminal to ask on.
+        SpecError: there is no terminal for the question.
     """
     if yes:
         return
     if not can_ask():
-        raise SpecError(f"there is no terminal to ask on; give --yes to {action} without asking")
+        raise SpecError(f"there is no terminal on which to ask; give --yes to {action} without asking")
     if not click.confirm(in_one_line(question), err=True):
         echo(otherwise, error=True)
         click.get_current_context().exit(exit_codes.FAILED)
 
 
 def can_ask() -> bool:
-    """Return whether someone can answer a question."""
+    """Return whether a user can answer questions."""
     return sys.stdin.isatty()
 
 
 def echo_json(value: Any) -> None:
-    """Print one JSON value, indented, with times as in RFC 3339; numbers that are not finite become null."""
+    """Print one JSON value, indented, with times in RFC 3339 format; non-finite numbers become null."""
     import msgspec
 
     _put(_json_text(msgspec.to_builtins(value), indent=2))
@@ -139,8 +141,8 @@ def echo_json_line(value: Any) -> None:
 
 
 def _json_text(value: Any, *, indent: int | None) -> str:
-    # JSON has no NaN, and few programs can read what Python writes for it. Of the ASCII control characters,
-    # JSON allows only DEL in a string.
+    # JSON has no NaN, and few programs can read Python's notation for it. DEL is the only ASCII control
+    # character that JSON allows unescaped in a string.
     return json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f")
 
 
@@ -163,7 +165,7 @@ def echo_table(
 ) -> None:
     """Print a table: with rich on a terminal, elsewhere as aligned columns that are never cut or wrapped.
 
-    On a narrow terminal, the last ``num_folding`` columns fold; so does the first one, at ``first_width``
+    On a narrow terminal, the last ``num_folding`` columns wrap; so does the first column, at ``first_width``
     characters, if that is given.
     """
     headers = [in_one_line(cell) for cell in headers]
@@ -209,7 +211,7 @@ STATE_STYLES = {
 
 
 def echo_fields(fields: Sequence[tuple[str, str]]) -> None:
-    """Print ``name  value`` lines with aligned values; empty values are left out."""
+    """Print ``name value`` lines with aligned values; empty values are omitted."""
     shown = [(name, value.splitlines()) for name, value in fields if value]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
@@ -220,14 +222,14 @@ def echo_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def clock_text(moment: datetime) -> str:
-    """Return a moment for the start of a line: the local time of day on a terminal, full UTC elsewhere."""
+    """Return a time for the start of a line: the local time of day on a terminal, full UTC elsewhere."""
     if is_terminal():
         return moment.astimezone().strftime("%H:%M:%S")
     return utc_text(moment)
 
 
 def moment_text(moment: datetime | str) -> str:
-    """Return a moment for a table: the local date and time on a terminal, full UTC elsewhere."""
+    """Return a time for a table: the local date and time on a terminal, full UTC elsewhere."""
     if isinstance(moment, str):
         moment = datetime.fromisoformat(moment)
     if is_terminal():
@@ -236,7 +238,7 @@ def moment_text(moment: datetime | str) -> str:
 
 
 def utc_text(moment: datetime) -> str:
-    """Return a moment as ``2026-11-20T06:25:04Z``."""
+    """Return a time in the form ``2026-11-20T06:25:04Z``."""
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -256,7 +258,7 @@ def duration_text(seconds: float) -> str:
 
 
 def shared_size_text(num_bytes: int, num_shared: int, num_sent: int | None = None) -> str:
-    """Return a checkpoint's size, the part shared with earlier ones, and the part sent if it is smaller."""
+    """Return a checkpoint's size, the part shared with earlier ones, and the part sent if that is smaller."""
     notes = [f"{size_text(num_shared)} shared"] if num_shared else []
     if num_sent is not None and num_sent < num_bytes - num_shared:
         notes.append(f"{size_text(num_sent)} sent")

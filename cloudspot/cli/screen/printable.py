@@ -1,4 +1,4 @@
-"""Make foreign text safe to show, and our own text fit for terminals that lack its characters."""
+"""Make foreign text safe to show, and fit our own text to terminals that lack its characters."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ _ASCII = {
     **dict.fromkeys("\u2013\u2014\u2011", "-"),
     **dict(zip("\u00d7→←↑↓…✓✗\u00a0", "x><^v~+x ", strict=True)),
 }
-"""Substitutes of equal width for characters that the terminal's encoding lacks; columns stay aligned."""
+"""Substitutes for characters that the terminal's encoding lacks, equally wide so that columns stay aligned.
+"""
 
 REPLACING = "cloudspot-replacing"
-"""The name of the codec error handler that substitutes them. Other characters become ``?``."""
+"""The name of the codec error handler that inserts the substitutes. Other characters become ``?``."""
 
 
 def printable(line: str) -> str:
     """Return the line as a terminal would show it, without anything that could move the cursor.
 
-    Of a progress bar redrawn with carriage returns, only the last state is returned. Escape sequences
+    If a progress bar is redrawn with carriage returns, only its last state is returned. Escape sequences
     (colours, titles, the clipboard, ...) and control characters are removed; a tab becomes spaces.
     """
     if line.isascii() and line.isprintable():
@@ -65,12 +66,12 @@ def printable(line: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """Return the whole text as one printable line; unlike in a log, a carriage return removes nothing."""
+    """Return the whole text as one printable line; unlike in a log, a carriage return removes no text."""
     return printable(" ".join(re.split(r"[\r\n]+", text)))
 
 
 def printable_value(value: Any) -> Any:
-    """Return the value with every text in it, at any depth, passed through ``in_one_line``."""
+    """Return the value with every string in it, at any depth, passed through ``in_one_line``."""
     import msgspec
 
     if isinstance(value, str) and not isinstance(value, Enum):
@@ -90,15 +91,15 @@ def printable_value(value: Any) -> Any:
 
 
 def shows_unicode(stream: IO[str]) -> bool:
-    """Return whether the stream's encoding contains all characters."""
+    """Return whether the stream's encoding can represent all characters."""
     return (getattr(stream, "encoding", None) or "ascii").lower().replace("_", "-").startswith("utf")
 
 
 def fit(stream: Any) -> None:
-    """Make a text stream write something for each character, whatever its encoding.
+    """Let a text stream write a substitute for each character that its encoding lacks.
 
     ``LC_ALL=C`` means that a terminal supports only ASCII, although Python would send it UTF-8. A pipe or a
-    file gets the bytes unchanged.
+    file receives the bytes unchanged.
     """
     codecs.register_error(REPLACING, _replace)
     told = os.environ.get("LC_ALL") in {"C", "POSIX"}

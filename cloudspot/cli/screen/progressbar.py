@@ -1,4 +1,4 @@
-"""Show the progress of long work as a bar on a terminal, and nothing elsewhere."""
+"""Show the progress of long work as a bar on a terminal, and show nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DELAY_SECONDS = 0.4
 
 @contextmanager
 def transfer(label: str, num_bytes: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a transfer's progress while the block runs; yield a function to call with the number of new bytes.
+    """Show a transfer's progress within the block; yield a function to call with the number of new bytes.
 
     The function may be called from any thread. The bar is on standard error, so that it never mixes with
     results, and disappears at the end of the block. ``num_bytes`` is the total size, or None if unknown.

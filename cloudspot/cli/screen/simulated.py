@@ -23,19 +23,19 @@ class Simulated:
 
     job: SimulatedJob
     has_deadline: bool
-    """If false, the deadline in ``job`` is the longest time that a run may take."""
+    """If false, the deadline in ``job`` is the maximum time that a run may take."""
     outcomes: Mapping[str, Outcome]
     traces: Sequence[Path]
-    """It is empty if the market was generated."""
+    """Empty if the market was generated."""
     learned_from: Sequence[Path]
-    """It is empty if the hazards are built in."""
+    """Empty if the hazards are built in."""
     hazards: Hazards
     num_zones: int
     num_runs: int
     tick_hours: float
     seed: int
     on_demand_price: tuple[float, str | None] | None
-    """The price per hour of all of the job's machines, and its currency."""
+    """The price per hour of all the job's machines, and its currency."""
     past_job: str | None
     """The earlier job that provides the times and prices."""
 

@@ -1,4 +1,4 @@
-"""Prepare the standard streams to accept any text, and end the command when its output is lost."""
+"""Prepare the standard streams for any text, and end the command when its output is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudspot.host.left_calls import inside
 class OutputLostError(Exception):
     """Nothing can be written to standard output any more.
 
-    This is not an OSError, because click and rich handle those in their own ways, and other code raises them
+    It is not an OSError, because click and rich handle OSErrors in their own ways, and other code raises them
     for files and sockets.
     """
 
@@ -28,14 +28,14 @@ class OutputLostError(Exception):
 
 
 def prepare() -> None:
-    """Make both streams accept any text; from now on, writing to standard output may raise OutputLostError.
+    """Prepare both streams for any text; from now on, writing to standard output may raise OutputLostError.
 
     Output of plugins goes to standard error, because it must not mix with results, such as JSON.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            # The caller has closed it (`>&-`), so nothing will read it.
+            # The caller has closed it (`>&-`), so nothing will read the output.
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for good
         elif isinstance(stream, io.TextIOWrapper):
             # A log line with characters that the terminal's encoding lacks must not end the command.
@@ -50,12 +50,12 @@ def prepare() -> None:
 
 
 def abandon_output() -> None:
-    """Discard pending output, so that it cannot make the end of the process fail."""
+    """Discard pending output, so that it cannot cause an error when the process ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def end_process(status: int) -> None:
-    """End the process immediately, without its other threads."""
+    """End the process immediately, without waiting for its other threads."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, OutputLostError, ValueError):
             stream.flush()

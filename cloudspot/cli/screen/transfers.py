@@ -14,7 +14,7 @@ EXPLAINED = (
 
 
 def transfer_column(offers: Sequence[Offer]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the offers' cells of the column TRANSFER, or nothing if all are in the region."""
+    """Return the header and cells of the column TRANSFER, or nothing if all offers are in the region."""
     if not any(one.transfer_price_per_gib for one in offers):
         return [], [[] for _ in offers]
     return ["TRANSFER"], [[money_text(one.transfer_price_per_gib, one.currency)] for one in offers]

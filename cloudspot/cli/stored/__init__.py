@@ -1,1 +1,1 @@
-"""Jobs in a store: look at them, compare them with this computer's notes, export them and move them."""
+"""Jobs in a store: inspect them, compare them with this computer's notes, export them and move them."""

@@ -29,10 +29,10 @@ def export_checkpoint(
     """Write the checkpoint to ``target``, completely or not at all; return the value for ``--json``.
 
     Raises:
-        SpecError: the suffix of ``target`` does not fit the checkpoint.
-        CloudspotError: the checkpoint has no such object, the file format cannot hold it, the disk refuses,
-            or torch is missing.
-        CorruptData: a chunk is missing or changed; nothing was written.
+        SpecError: the suffix of ``target`` does not suit the checkpoint.
+        CloudspotError: the checkpoint has no such object, the file format cannot hold it, writing to the disk
+            fails, or torch is missing.
+        CorruptData: a chunk is missing or was changed; nothing was written.
     """
     if not target.parent.is_dir():
         raise SpecError(f"--to: there is no directory {target.parent}")
@@ -100,11 +100,12 @@ def _export_torch(job: Job, manifest: Manifest, selection: Selection, target: Pa
 
 def _export_directory(job: Job, manifest: Manifest, target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CloudspotError(f"--to: {target} exists already; remove it first or name another")
+        raise CloudspotError(f"--to: {target} already exists; remove it first or name another")
     names = {part.directory or "" for part in manifest.parts}
     with _beside(target) as scratch:
         _fetch(job, manifest, scratch)
-        # Usually there is one. If nodes used different directories, each of them goes below the target.
+        # Usually there is only one. If nodes used different directories, each directory goes below the
+        # target.
         source = scratch / names.pop() if len(names) == 1 else scratch
         source.replace(target)
 

@@ -1,4 +1,4 @@
-"""Detach an ended job from its provider and its store, so that it may be resumed elsewhere and only there."""
+"""Detach an ended job from its provider and its store, so that it can be resumed only elsewhere."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from cloudspot.story.report import summarise
 def find_resumable(
     text: str, store_url: str | None, source_url: str | None
 ) -> tuple[Job, ObjectStore | None]:
-    """Return the job, and the store to which it has to be moved first, or None.
+    """Return the job, and the store to which it must first be moved, or None if it stays.
 
     It moves only if ``--store`` was given. ``source_url`` is the value of ``--from``.
 
     Raises:
-        JobNotFound: it is in neither store.
-        CloudspotError: it is in ``--store``, but was moved from there to another store.
+        JobNotFound: the job is in neither store.
+        CloudspotError: the job is in ``--store``, but was moved from there to another store.
         SpecError: ``--from`` was given without ``--store``.
     """
     target = open_named_store(store_url, may_be_new=True)
@@ -62,12 +62,12 @@ def find_resumable(
     try:
         job = Job(target, find_job(target, text))
         if is_asked and job.id != text and find_meta(_usual_store(), keys.index(text)) is not None:
-            raise JobNotFound(f"{text!r} is the complete id of a job in another store")
+            raise JobNotFound(f"no job {text!r} in {target.url}, but the default store has one")
         elsewhere = job.history().moved_to
     except JobNotFound:
         source = _usual_store() if is_asked else target
         if source.canonical_url == target.canonical_url:
-            find_job(source, text)  # Unlike the target, it reports if it is not mounted.
+            find_job(source, text)  # Unlike the target, this store reports if it is not mounted.
             raise
         return Job(source, find_job(source, text)), target
     target.hold_to()
@@ -75,31 +75,31 @@ def find_resumable(
         return job, None
     # Only the user decides which store is opened; a record must not.
     raise CloudspotError(
-        f"job {job.id} was moved to {elsewhere}; to bring it back: "
-        f"cloudspot resume {job.id} --from {elsewhere} --store {target.url}; or, if the copy broke off: "
-        f"cloudspot resume {job.id} --from {target.url} --store {elsewhere}"
+        f"job {job.id} was moved to {elsewhere}. To bring it back, run "
+        f"`cloudspot resume {job.id} --from {elsewhere} --store {target.url}`. If the copy was interrupted, "
+        f"run `cloudspot resume {job.id} --from {target.url} --store {elsewhere}`"
     )
 
 
 def _usual_store() -> ObjectStore:
-    """Return the store in which jobs are looked for without ``--store``."""
+    """Return the store in which jobs are looked up without ``--store``."""
     variable = os.environ.get(STORE_VARIABLE)
     return open_named_store(None if variable is None else named_store(variable, STORE_VARIABLE).url)
 
 
 def leave_provider(job: Job, *, is_moving: bool) -> None:
-    """Make sure that nothing of the job is left where drivers would no longer look.
+    """Make sure that no machine or resource of the job remains where drivers would no longer look.
 
-    Its drivers ask only the provider of the newest submission, with its options, in one store. A job that has
-    not ended, because it waits for a machine, is stopped before it moves to another store.
+    Its drivers query only the provider of the newest submission, with its options, in one store. A job that
+    has not ended, because it waits for a machine, is stopped before it moves to another store.
 
     Raises:
-        CloudspotError: one of its machines still runs.
+        CloudspotError: one of the job's machines is still running.
         TransientError: the provider could not release the job's resources; try again.
     """
     history = job.history()
     if history.moved_to is not None:
-        return  # An earlier try has done this already.
+        return  # An earlier attempt has already done this.
     name = job.provider.name
     output.echo(f"waiting until job {job.id} has no resources left on {name}", error=True)
     if history.finished is None and is_moving:
@@ -112,19 +112,20 @@ def leave_provider(job: Job, *, is_moving: bool) -> None:
     live = [one.id for one in listed if one.state is not InstanceState.ENDED]
     if live:
         raise CloudspotError(
-            f"machines of job {job.id} still run on {name}: {', '.join(live)}; try again when they have ended"
+            f"machines of job {job.id} are still running on {name}: {', '.join(live)}; try again when they "
+            "have ended"
         )
     provisioner.release(job.id, store_url=store_label(job.store))
 
 
 def confirm_move(job: Job, target: ObjectStore, *, yes: bool) -> None:
-    """Print the size of the copy to another store, and ask unless ``yes`` is given.
+    """Print the size of the copy to another store, and ask for confirmation unless ``yes`` is given.
 
-    Nothing is stopped or copied before. If the answer is no, the command ends.
+    Nothing is stopped or copied before the answer. If the answer is no, the command ends.
 
     Raises:
-        CloudspotError: the job was moved to ``target`` before, but is not there.
-        SpecError: there is no terminal to ask on.
+        CloudspotError: the job was moved to ``target`` earlier, but is not there.
+        SpecError: there is no terminal for the question.
     """
     if _is_repeated(job, target) and find_meta(target, keys.index(job.id)) is None:
         raise CloudspotError(
@@ -148,7 +149,9 @@ def _plan_with_checkpoint(job: Job, history: History, damaged: Collection[Checkp
     plan = plan_copy(job.store, job.id, damaged=damaged)
     if plan.checkpoint is None and history.head is not None:
         reasons = _reasons(plan)
-        raise CorruptData(f"no checkpoint of job {job.id} is whole, so it cannot be resumed: {reasons}")
+        raise CorruptData(
+            f"no checkpoint of job {job.id} is complete, so the job cannot be resumed: {reasons}"
+        )
     return plan
 
 
@@ -157,11 +160,11 @@ def _is_repeated(job: Job, target: ObjectStore) -> bool:
 
 
 def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
-    """Copy the ended job to another store, from now on the only one that may resume it; return it there.
+    """Copy the ended job to another store, and return it there; from then on, only that store may resume it.
 
     Raises:
-        CloudspotError: the target cannot take it, which is detected before anything is changed; or the job
-            has changed in the meantime. CorruptData: there were checkpoints, but none is whole.
+        CloudspotError: the target cannot accept the job, which is detected before anything is changed; or the
+            job has changed in the meantime. CorruptData: there were checkpoints, but none is intact.
     """
     history = job.history()
     if history.submission_sha256 != job.submission_sha256:  # the submission that the user has seen
@@ -171,7 +174,7 @@ def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
     reserve(plan, job.store, target)
     if not resumption.move_away(job.store, history, target):
         raise CloudspotError(resumption.CHANGED.format(job.id))
-    # Note it as in the other store: a job of this computer stays one.
+    # Note it for the other store: a job of this computer remains one.
     noting(target, provider)(history.submission, history.submission_sha256)
     damaged: set[CheckpointId] = set()
     while True:

@@ -1,4 +1,4 @@
-"""Facts from an earlier run of a job for the next one: its training time, its start, and prices."""
+"""Facts from a job's earlier run for the next one: its training time, its start, and prices."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class PastRun:
     length: float
     """The training time on machines that are never reclaimed."""
     overhead: float
-    """The median time from the request of a machine until it trains."""
+    """The median time from the request for a machine until the machine trains."""
     spot_price: float | None
-    """As a share of the on-demand price; None if it had no spot machine with a known price."""
+    """The price as a share of the on-demand price; None if it had no spot machine with a known price."""
     on_demand_price: float
-    """The on-demand price of all its machines per hour."""
+    """The on-demand price per hour of all its machines."""
     currency: str
     deadline: float | None
 
 
 def find_past_run(store_url: str | None, word: str, now: datetime) -> PastRun:
-    """Return the facts from the job with this id, or from the newest job with the name in the job file.
+    """Return the facts from the job with this id, or from the newest job with this name in its job file.
 
     Raises:
         SpecError: the job's records do not show how long it trains.

@@ -29,7 +29,8 @@ from cloudspot.story.report import summarise
 from cloudspot.story.states import TERMINAL_STATES
 
 NUM_THREADS = 32
-"""The number of parallel requests. Each fetches one small object, so the store's latency dominates."""
+"""The number of parallel requests. Each request fetches one small object, so the store's latency dominates.
+"""
 
 _Found = TypeVar("_Found")
 
@@ -49,23 +50,23 @@ class StoredJobs:
         self._faults: dict[str, CloudspotError] = {}
 
     def each(self, look: Callable[[str], _Found | None], job_ids: Sequence[str]) -> list[_Found]:
-        """Return the results of ``look`` for the jobs, in order, without those that are None."""
+        """Return the results of ``look`` for the jobs, in order, without results that are None."""
         found = map_parallel(look, job_ids, num_threads=NUM_THREADS)
         return [one for one in found if one is not None]
 
     def find_summary(self, job_id: str) -> Summary | None:
-        """Return the job's summary, which may be outdated, or None if there is none that can be read."""
+        """Return the job's summary, which may be outdated, or None if it has no readable summary."""
         try:
             return read_summary(self._store, job_id)
         except CorruptData:
-            return None  # The records have the same facts.
+            return None  # The records contain the same facts.
 
     def work_out(
         self, job_id: str, fold: Callable[[History], _Found], *, otherwise: _Found | None = None
     ) -> _Found | None:
         """Return the result of ``fold`` on the job's records, or None if its submission was never completed.
 
-        If they cannot be read, record the error for ``tell_faults`` and return ``otherwise``.
+        If the records cannot be read, keep the error for ``tell_faults`` and return ``otherwise``.
         """
         try:
             return fold(HistoryReader(self._store, job_id).read())
@@ -98,7 +99,7 @@ class StoredJobs:
 
 
 def summarised(history: History, before: Summary | None = None) -> Summary:
-    """Return the present summary; ``before`` is the one that a driver has written."""
+    """Return the current summary; ``before`` is the summary that a driver has written."""
     summary = summarise(history, datetime.now(timezone.utc))
     if before is None:
         return summary

@@ -1,6 +1,6 @@
 """Compare a stored job with this computer's note of it, and ask before acting on a differing record.
 
-Anyone who can write to the store could have changed the record. The question is bound to the hash of the
+Anyone who can write to the store could have changed the record. The question is tied to the hash of the
 submission, which covers the job file and the code.
 """
 
@@ -32,22 +32,22 @@ from cloudspot.story.comparison import field_differences
 trust_option = click.option(
     "--trust",
     metavar="SHA256[:NAME,...]",
-    help="Accept the job's record by its hash, and sending these variables, without asking.",
+    help="Do not ask if the job's record has this hash and only these variables would be sent.",
 )
 
 
 def check_trusted(
     job: Job, history: History, *, trust: str | None, action: str, sends: JobSpec | None
 ) -> None:
-    """Return if the job's record matches a submission from this computer, or if the user trusts the record.
+    """Return at once if the job's record matches a submission from this computer, or if the user trusts it.
 
     Otherwise show how the record differs from the newest submission noted here, and ask. ``action`` is the
     command, for messages. ``sends`` is the job file whose secrets the command would take from the
     environment; None if it takes none.
 
     Raises:
-        SpecError: there is no terminal to ask on, and ``trust`` does not name the record and the variables;
-            or others can access the notes.
+        SpecError: there is no terminal for the question, and ``trust`` does not name the record and the
+            variables; or other users can access the notes.
         Abort: the answer is no.
         CloudspotError: the job was resumed after it was first read.
     """
@@ -72,17 +72,17 @@ def check_trusted(
         for line in _sent(sends, job.store):
             output.echo(f"  {line}", error=True)
     if trust is not None or not output.can_ask():
-        given = "--trust does not match" if trust is not None else "there is no terminal to ask on"
+        given = "--trust does not match" if trust is not None else "there is no terminal on which to ask"
         output.echo(f"--trust {wanted}", error=True)  # complete, unlike a long error message
         raise SpecError(f"job {job.id} {how}, and {given}; to {action} it as shown, give the option above")
     click.confirm(f"{action} it, as shown", abort=True, err=True)
 
 
 def noting(store: ObjectStore, provider: Provider) -> Callable[[Submission, str], None]:
-    """Return a function that notes a submission on this computer just before it is put.
+    """Return a function that notes a submission on this computer just before the submission is stored.
 
-    A failure to make the note is an error only if the machines would be this computer. A resumed job is noted
-    twice.
+    Failing to make the note is an error only if the job's machines would run on this computer. A resumed job
+    is noted twice.
     """
     warned = set[str]()
 

@@ -1,1 +1,1 @@
-"""The state of a job as a controller knows it: observations, memory, and the conclusions from both."""
+"""The state of a job as a controller knows it: observations, memory, and conclusions from these."""

@@ -1,4 +1,4 @@
-"""A job at one moment: its records, its machines, and values computed once from them; pure."""
+"""A job at one moment: its records, its machines, and the values computed from them; pure."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from cloudspot.story.ledger import Ledger, bill
 
 @dataclass(frozen=True)
 class Assessment:
-    """The job in one look of a driver; the decision, actions, summary and messages share it."""
+    """The job in one look of a driver, shared by the decision, actions, summary and messages."""
 
     spec: JobSpec
     history: History
     now: datetime
     instances: Sequence[Instance] | None = None
-    """The job's machines by the newest listing; None if that failed or was not made yet."""
+    """The job's machines by the newest listing; None if that failed or has not been made yet."""
 
     @cached_property
     def seats(self) -> Seats:
-        """Return which seats may hold a machine, and which of these are to stay."""
+        """Return the seats that may hold a machine, and those of them that are to stay."""
         return seats_of(self.history.launches, self.history.generations)
 
     @cached_property
     def kept(self) -> Kept | None:
-        """Return the node whose machine is kept for inspection; None: there is none, or none any more."""
+        """The node whose machine is kept for inspection at this moment, or None."""
         return kept_now(self.history, self.now)
 
     @cached_property
@@ -44,10 +44,10 @@ class Assessment:
 
     @cached_property
     def budget(self) -> Budget | None:
-        """Return what the job may still buy, or None if it has no ``limits.max_cost``."""
+        """The budget that the job has left, or None if it has no ``limits.max_cost``."""
         return budget_of(self.spec, self.history, self.ledger, self.now, instances=self.instances)
 
     @cached_property
     def reached(self) -> Reached | None:
-        """Return the limit that the job has reached, or None."""
+        """The limit that the job has reached, or None."""
         return reached_limit(self.spec, self.ledger, self.budget)

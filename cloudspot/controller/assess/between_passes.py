@@ -20,8 +20,8 @@ from cloudspot.jobstore.layout.records import Suspicions
 class BetweenPasses:
     """Reads earlier passes' notes before a controller's first look, and leaves notes after its first pass.
 
-    After that, the controller's own memory is better. Its notes may grow old without harm: no reader counts
-    more time for that.
+    Later, the controller's own memory is better than its notes. The notes may become outdated without harm,
+    because no reader counts more time for that.
     """
 
     def __init__(self, store: ObjectStore, job_id: str, *, memory: Memory, clock: Clock) -> None:
@@ -41,7 +41,7 @@ class BetweenPasses:
             stored = read_suspicions(self._store, self._job_id)
             now = None
             if stored is not None and stored[0].endings:
-                # Only a write shows the store's present time.
+                # Only a write reveals the store's present time.
                 write_suspicions(self._store, self._job_id, stored[0])
                 now = last_written(self._store, self._job_id)
         except TransientError as error:
@@ -54,7 +54,7 @@ class BetweenPasses:
         return None
 
     def leave(self, history: History) -> str | None:
-        """Write what this pass has seen, or delete notes that do not hold; return the problem or None.
+        """Write the notes of this pass, or delete notes that no longer hold; return the problem or None.
 
         A job without suspicions costs no request. Notes that could not be read are not overwritten.
         """
@@ -68,9 +68,9 @@ class BetweenPasses:
             elif suspicions is not None and not self._has_left:
                 write_suspicions(self._store, self._job_id, suspicions)
                 self._stands = suspicions
-                # The mark comes second, because a driver that settles the job meanwhile removes first the
-                # mark and then the notes. If the notes came later than that, the mark makes another pass
-                # look.
+                # The mark is written second, because a driver that settles the job meanwhile removes the mark
+                # first and then the notes. If the notes are written after that, the mark makes another pass
+                # look at the job.
                 mark_live(self._store, self._job_id, history.submission.writer)
         except TransientError as error:
             return str(error)

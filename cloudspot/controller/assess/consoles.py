@@ -1,4 +1,4 @@
-"""Read the consoles of machines that have not come up or ended without an exit record, one at a time."""
+"""Read, one at a time, the consoles of machines that never came up or ended without an exit record."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cloudspot.model import EndReason, Instance, InstanceState
 from cloudspot.story.outcomes import own_exit
 
 FIRST_SECONDS = 30.0
-"""The age of a launch from which its unclaimed machines' consoles are read: they may show the reason."""
+"""Once a launch is this old, the consoles of its unclaimed machines are read: they may show the reason."""
 REPEAT_SECONDS = 15.0
-"""The least time between two reads of consoles, except the last read of a machine that has ended."""
+"""The least time between two reads of consoles, except for the last read of a machine that has ended."""
 MAX_CHARS = 300
 _CAUSE = re.compile(r"cloudspot: this machine cannot serve its job: (.+)")
-"""The last line of the boot script or the agent; the console may put a prefix before it."""
+"""The last line of the boot script or the agent, which the console may prefix."""
 _LINE = re.compile(r"cloudspot: (.+)")
 _UNEXPLAINED = frozenset({None, EndReason.UNKNOWN, EndReason.LOST})
 
@@ -38,15 +38,15 @@ def _clean(text: str) -> str:
 
 
 class Consoles:
-    """Reads the consoles of the machines that a job waits for. Losing this memory costs a few requests."""
+    """Reads the consoles of machines that a job waits for. Losing this memory costs a few requests."""
 
     def __init__(self, provisioner: Provisioner, *, has_consoles: bool) -> None:
         self._provisioner = provisioner
         self._can_read = has_consoles
         self._read_at: dict[str, float] = {}
-        """When each console was last read (monotonic)."""
+        """The time at which each console was last read (monotonic)."""
         self._closed: set[str] = set()
-        """The machines that had ended when their console was read, so that nothing follows."""
+        """The machines that had ended when their consoles were read, so that no more output follows."""
         self.tails: dict[str, ConsoleTail] = {}
         """The end of each machine's console, as last read."""
         self._reported: set[tuple[str, str]] = set()
@@ -83,9 +83,9 @@ class Consoles:
         return min(due, key=lambda one: self._read_at.get(one.id, -math.inf), default=None)
 
     def read(self, instance: Instance, *, monotonic: float) -> str | None:
-        """Read the machine's console; return a line for people if it is new, else None.
+        """Read the machine's console; return a line for people if the console shows a new one, else None.
 
-        A console that cannot be read is no error.
+        A console that cannot be read is not an error.
         """
         self._read_at[instance.id] = monotonic
         if instance.state is InstanceState.ENDED:
@@ -104,7 +104,7 @@ class Consoles:
             return None
         self.tails[instance.id] = tail
         if instance.state is InstanceState.ENDED or tail.cause:
-            return None  # the record of its end includes it
+            return None  # the record of its end includes the line
         # A provider may alternate between two lines, for example about an image that it tries to pull.
         if (instance.id, tail.line) in self._reported:
             return None

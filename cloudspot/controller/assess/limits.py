@@ -1,6 +1,6 @@
 """Whether a job has reached a limit, and what it may still spend below ``limits.max_cost``; pure.
 
-A stop costs money too, because machines run until they have saved and ended. So the job stops when the money
+A stop also costs money, because machines run until they have saved and ended. So the job stops when the money
 spent plus the cost of a stop reaches the limit, and a machine is bought only if its start and its stop fit
 below the limit.
 """
@@ -23,13 +23,13 @@ from cloudspot.story.outcomes import last_sign, own_beat
 from cloudspot.story.stretches import OVER
 
 LOOK_SECONDS = 30.0
-"""The time from when a stop is due until the nodes know of it: a look of a driver and a look of a node."""
+"""The time from when a stop is due until the nodes know of it: a driver's look and a node's look."""
 DEFAULT_BOUNDARY_SECONDS = 30.0
-"""The time until all ranks reach a step where they save; once a step was measured, two steps."""
+"""The time until all ranks reach a step where they save; once a step was measured, two steps count."""
 DEFAULT_SAVE_SECONDS = 120.0
-"""The time for the last save and its upload, until one was measured."""
+"""The time for the last save and its upload, until one has been measured."""
 DEFAULT_END_SECONDS = 120.0
-"""The time from a node's exit record to the end of its machine, until one was measured."""
+"""The time from a node's exit record to the end of its machine, until one has been measured."""
 DEFAULT_STOP_SECONDS = LOOK_SECONDS + DEFAULT_BOUNDARY_SECONDS + DEFAULT_SAVE_SECONDS + DEFAULT_END_SECONDS
 
 
@@ -39,7 +39,7 @@ class Reached:
 
     reason: StopReason
     detail: str = ""
-    """The figures, for people."""
+    """The figures behind this, for people to read."""
 
 
 def reached_limit(spec: JobSpec, ledger: Ledger, budget: Budget | None) -> Reached | None:
@@ -52,7 +52,7 @@ def reached_limit(spec: JobSpec, ledger: Ledger, budget: Budget | None) -> Reach
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a job with ``limits.max_cost`` may still buy."""
+    """The amount that a job with ``limits.max_cost`` may still spend."""
 
     limit: float
     currency: str
@@ -62,11 +62,13 @@ class Budget:
     stop_seconds: float = DEFAULT_STOP_SECONDS
     start_seconds: float = DEFAULT_START_SECONDS
     checkpoint_bytes: int = 0
-    """The size of the newest checkpoint; 0 before the first. Moving it between regions may cost money."""
+    """The size of the newest checkpoint; 0 before the first. Moving the checkpoint between regions may cost
+    money.
+    """
 
     @property
     def text(self) -> str:
-        """Return how near the limit is, for people."""
+        """Return how close the job is to the limit, for people to read."""
         limit = money_text(self.limit, self.currency)
         if not self.stop_cost:
             return f"{money_text(self.spent, self.currency)} of {limit} spent"
@@ -79,14 +81,14 @@ class Budget:
     def cost_of(self, offer: Offer, num_nodes: int) -> float:
         """Return the least cost of ``num_nodes`` machines: start and stop, or the shortest time charged.
 
-        Each restores the newest checkpoint, and together they save another one.
+        Each machine restores the newest checkpoint, and together they save another one.
         """
         seconds = offer.billing.charged_seconds(self.start_seconds + self.stop_seconds)
         moved = _transfer_cost(offer, (num_nodes + 1) * self.checkpoint_bytes)
         return num_nodes * seconds * offer.price_per_hour / 3600 + moved
 
     def affords(self, offer: Offer, num_nodes: int) -> bool:
-        """Return whether ``num_nodes`` more machines stay below the limit."""
+        """Return whether the cost stays below the limit with ``num_nodes`` more machines."""
         return self.spent + self.stop_cost + self.cost_of(offer, num_nodes) < self.limit
 
     def why_not(self, offer: Offer, num_nodes: int) -> str:
@@ -106,7 +108,7 @@ def budget_of(
     *,
     instances: Sequence[Instance] | None = None,
 ) -> Budget | None:
-    """Return what the job may still buy at ``now``, or None if it has no ``limits.max_cost``.
+    """Return the budget left at ``now``, or None if the job has no ``limits.max_cost``.
 
     ``ledger`` is the job's bill.
     """
@@ -133,7 +135,7 @@ def budget_of(
 
 
 def check_affordable(budget: Budget | None, offers: Sequence[Offer], num_nodes: int) -> None:
-    """Check that a job that is about to be submitted, or resumed, can run at all.
+    """Check that a job that is about to be submitted or resumed can run at all.
 
     Raises:
         SpecError: ``limits.max_cost`` has no room for ``num_nodes`` machines of any offer.
@@ -142,11 +144,13 @@ def check_affordable(budget: Budget | None, offers: Sequence[Offer], num_nodes: 
         return
     cheapest = min(offers, key=lambda offer: budget.cost_of(offer, num_nodes))
     spent = f", and {money_text(budget.spent, budget.currency)} is spent" if budget.spent else ""
-    raise SpecError(f"{budget.why_not(cheapest, num_nodes)}{spent}; raise it with --set limits.max_cost=...")
+    raise SpecError(
+        f"{budget.why_not(cheapest, num_nodes)}{spent}; raise the limit with --set limits.max_cost=..."
+    )
 
 
 def new_budget(spec: JobSpec, currency: str) -> Budget | None:
-    """Return what a job may buy before it is submitted, or None if it has no ``limits.max_cost``."""
+    """Return the budget of a job before it is submitted, or None if it has no ``limits.max_cost``."""
     limits = spec.limits
     if limits.max_cost is None:
         return None
@@ -154,11 +158,11 @@ def new_budget(spec: JobSpec, currency: str) -> Budget | None:
 
 
 def stop_seconds(history: History) -> float:
-    """Return how long a stop that is due now takes, by the longest times measured.
+    """Return the duration of a stop that is due now, by the longest times measured.
 
     The stop has four parts: all nodes learn of it, all reach a boundary, they save and upload, and the
-    machines end after the nodes' exit records. A part that was not measured yet counts as its default. Once
-    the job has ended, nothing is saved any more: a machine that is kept for inspection only has to end.
+    machines end after the nodes' exit records. A part that has not been measured yet counts with its default.
+    Once the job has ended, nothing more is saved: a machine that is kept for inspection only has to end.
     """
     beats = [
         beat
@@ -184,12 +188,12 @@ def stop_seconds(history: History) -> float:
 
 
 def _copy_seconds(beat: Heartbeat) -> float:
-    """Return how long a save is copied, which a drain does not do next to a step."""
+    """Return the duration of a save's copying, which a drain does not do concurrently with a step."""
     return 0.0 if beat.save_cost is None else beat.save_cost.copy_seconds
 
 
 def _step_seconds(beat: Heartbeat) -> Iterator[float]:
-    """Yield how long a step took in the node's newest generation, if it has made any."""
+    """Yield the duration of a step in the node's newest generation, if the node has made steps there."""
     phases = [one for one in beat.phases if one.generation == beat.generation]
     begun = next((one.at for one in phases if one.state == "training"), None)
     over = next((one.at for one in phases if one.state in OVER), beat.at)
@@ -202,10 +206,10 @@ def _end_seconds(launch: LaunchHistory) -> Iterator[float]:
     """Yield how long each machine ran after its node's exit record, if the provider reported its end."""
     for rank, last in launch.own_exits.items():
         certificate = launch.certificate(rank)
-        # The node's clock may be slow. Its last heartbeat has the store's time, and comes just before the
-        # exit.
+        # The node's clock may be slow. The node's last heartbeat has the store's time, and comes just before
+        # the exit.
         left = max(last.at, last_sign(launch, rank))
-        # If the provider did not report an end, the certificate repeats the node's time.
+        # If the provider did not report an end, the certificate repeats the time that the node reported.
         if certificate is not None and certificate.ended_at > left:
             yield (certificate.ended_at - left).total_seconds()
 
@@ -217,9 +221,10 @@ def _transfer_cost(offer: Offer, num_bytes: int) -> float:
 def _unseen_cost(
     launch: LaunchHistory, now: datetime, start: float, stop: float, instances: Sequence[Instance]
 ) -> float:
-    """Return the cost, until a stop has ended them, of machines that may run but were not seen yet.
+    """Return the cost of unseen machines that may run, up to the end of a stop that is requested now.
 
-    Their time so far counts up to the length of a start: a machine unseen for longer never came.
+    The time of such machines counts up to the length of a start, because a machine unseen for longer never
+    came.
     """
     owners = {slot.instance_id for slot in launch.claimed.values()}
     seen = [

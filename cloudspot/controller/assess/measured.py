@@ -16,21 +16,22 @@ from cloudspot.jobstore.layout.records import Generation, Seat
 from cloudspot.story.progress import steps_total
 
 DEFAULT_START_SECONDS = 300.0
-"""The time from the request of a machine until it can train, until one was measured."""
+"""The time from the request of a machine until it can train, until one has been measured."""
 DEFAULT_RESTART_SECONDS = 60.0
-"""The time from the agreement on a generation until all its nodes train, until one was measured."""
+"""The time from the agreement on a generation until all its nodes train, until one has been measured."""
 MIN_INTERVALS, MAX_INTERVALS = 3, 100
-"""The least number of intervals between commits from which a pace is taken, and the most that are used (the
-newest ones). With fewer, the pace is that of the newest heartbeat."""
+"""The least number of intervals between commits from which a pace is computed, and the most (the newest ones)
+that are used. With fewer intervals, the pace is that of the newest heartbeat.
+"""
 UNKNOWN_LENGTH_SHARE = 0.75
 """The share of its deadline that a job of unknown length is assumed to need."""
 
 
 def seconds_to_go(spec: JobSpec, history: History) -> float | None:
-    """Return how long the job trains from its newest commit on, or None if that is not known.
+    """Return the training time from the newest commit on, or None if that is not known.
 
-    The result follows from the training's own steps and pace, and before these are known from
-    ``spot.length``. While there are too few steps to measure their variance, the longer of both counts.
+    The time follows from the training's own steps and pace or, before these are known, from ``spot.length``.
+    While there are too few steps to measure their variance, the longer of the two times counts.
     """
     kept, pace, total = 0 if history.head is None else history.head.step, _pace(history), steps_total(history)
     if pace is None or total is None:
@@ -41,7 +42,7 @@ def seconds_to_go(spec: JobSpec, history: History) -> float | None:
 
 
 def seconds_to_end(history: History) -> float | None:
-    """Return how long the steps that are not begun yet will take, or None if that is not known."""
+    """Return the time that the steps not yet begun will take, or None if that is not known."""
     pace, total = _pace(history), steps_total(history)
     return None if pace is None or total is None else max(0, total - pace.newest_step) * pace.step_seconds
 
@@ -52,7 +53,7 @@ def doubt_seconds(history: History) -> float:
     if pace is None or pace.variance is None or total is None:
         return 0.0
     left = max(0, total - (0 if history.head is None else history.head.step))
-    # Both the remaining steps and the steps from which the pace was measured vary.
+    # Both the remaining steps and the measured steps vary.
     return 2 * sqrt(pace.variance * left * (1 + left / pace.num_steps))
 
 
@@ -85,7 +86,7 @@ def restart_seconds(history: History) -> float:
 
 @dataclass(frozen=True)
 class _Pace:
-    """How fast a job trains."""
+    """The pace of a job's training."""
 
     step_seconds: float
     newest_step: int
@@ -96,14 +97,14 @@ class _Pace:
 
 
 def _pace(history: History) -> _Pace | None:
-    """Return how fast the job trains on its present machines, or None if that is not known."""
+    """Return the pace of the job on its present machines, or None if that is not known."""
     now = _told_pace(history)
     intervals = _intervals(history)
     num_steps = sum(steps for steps, _ in intervals)
     if now is None or len(intervals) < MIN_INTERVALS:
         return now
     mean = sum(seconds for _, seconds in intervals) / num_steps
-    # Steps vary independently, so the variance of an interval is the sum of those of its steps.
+    # Steps vary independently, so the variance of an interval is the sum of its steps' variances.
     variance = sum((seconds - mean * steps) ** 2 for steps, seconds in intervals) / num_steps
     if num_steps > now.num_steps:
         now = dataclasses.replace(now, step_seconds=mean, num_steps=num_steps)
@@ -111,7 +112,7 @@ def _pace(history: History) -> _Pace | None:
 
 
 def _told_pace(history: History) -> _Pace | None:
-    """Return the pace by the newest heartbeat of the newest launch that has made steps."""
+    """Return the pace according to the newest heartbeat of the newest launch that has made steps."""
     for launch in reversed(history.launches):
         for rank, beat in sorted(launch.heartbeats.items()):
             done = beat.step - beat.restored_step
@@ -127,7 +128,7 @@ def _told_pace(history: History) -> _Pace | None:
 def _intervals(history: History) -> Sequence[tuple[int, float]]:
     """Return the steps and the seconds between the newest commits made on machines of the present types."""
     types = {one.number: _machine_types(history, one) for one in history.generations}
-    # A fork begins with commits of the other job, which belong to no generation of its own.
+    # A fork begins with a commit of the other job, which belongs to no generation of its own.
     commits = [one for one in history.commits[-MAX_INTERVALS - 1 :] if one.generation in types]
     intervals = [
         (after.step - before.step, (after.at - before.at).total_seconds())

@@ -33,7 +33,7 @@ MAX_GAP_SECONDS = 120.0
 
 @dataclass
 class _Timer:
-    """Measures the time between consecutive looks that succeeded."""
+    """Measures the time between consecutive successful looks."""
 
     last: float | None = None
 
@@ -54,7 +54,7 @@ class _Timer:
 
 @dataclass
 class Memory:
-    """A controller's own past. Losing it costs patience, never safety."""
+    """A controller's memory of its own observations. Losing this memory costs patience, never safety."""
 
     _listing: _Timer = field(default_factory=_Timer)
     _reading: _Timer = field(default_factory=_Timer)
@@ -65,7 +65,7 @@ class Memory:
     _absent: dict[str, float] = field(default_factory=dict)
     _beats: dict[Seat, tuple[int, float]] = field(default_factory=dict)
     _intents: dict[int, float] = field(default_factory=dict)
-    """When this controller first knew of each live launch (monotonic)."""
+    """The time at which this controller first knew of each live launch (monotonic)."""
     _created: dict[int, tuple[Instance, ...]] = field(default_factory=dict)
     _failures: dict[int, CreateFailure] = field(default_factory=dict)
     _left_absent: dict[str, ObservedDuration] = field(default_factory=dict)
@@ -79,9 +79,9 @@ class Memory:
         return self._instances
 
     def note_suspicions(self, left: Suspicions, moment: datetime, monotonic: float) -> None:
-        """Take in the suspicions of earlier passes, up to ``moment`` of the store's clock.
+        """Accept the suspicions of earlier passes, up to ``moment`` of the store's clock.
 
-        A suspicion counts only if a later look of this controller sees the same.
+        A suspicion counts only if a later look of this controller confirms it.
         """
         for suspect in left.suspects:
             if suspect.absent is not None:
@@ -92,10 +92,10 @@ class Memory:
                 self._left_silent[suspect.seat] = (suspect.counter, seen)
 
     def note_endings(self, left: Suspicions, written: datetime, moment: datetime) -> None:
-        """Take in how long earlier passes have known each ending.
+        """Accept how long earlier passes have known each ending.
 
-        An ending is final, so the time counts up to this pass: to ``moment`` of the store's clock, which is
-        past. ``written`` is the moment passed to ``note_suspicions``.
+        An ending is final, so the time counts up to ``moment`` of the store's clock, which is past.
+        ``written`` is the moment passed to ``note_suspicions``.
         """
         for one in left.endings:
             self._left_ended[one.ending] = lengthened(lengthened(one.known, written), moment)
@@ -103,7 +103,7 @@ class Memory:
     def note_listing(
         self, instances: Sequence[Instance] | None, monotonic: float, *, answered: float | None = None
     ) -> None:
-        """Take in a listing requested at ``monotonic`` and received at ``answered``; None if it failed."""
+        """Accept a listing requested at ``monotonic`` and received at ``answered``; None if it failed."""
         if instances is None:
             self._instances = None
             self._listing.fail()
@@ -121,11 +121,11 @@ class Memory:
             elif instance_id in self._absent:
                 self._absent[instance_id] += gap
             else:
-                # The first look without it proves nothing about the time before.
+                # The first look without the machine proves nothing about the time before.
                 self._absent[instance_id] = self._left_absent.get(instance_id, BEGUN).seconds
 
     def _with_its_start(self, instance: Instance) -> Instance:
-        """Return the machine with the start time of an earlier listing; some providers drop it at the end."""
+        """Return the machine with an earlier listing's start time, which some providers drop at the end."""
         known = self._machines.get(instance.id)
         if known is None or instance.launched_at is not None:
             return instance
@@ -134,7 +134,7 @@ class Memory:
     def note_history(
         self, history: History | None, monotonic: float, *, answered: float | None = None
     ) -> None:
-        """Take in records requested at ``monotonic`` and read by ``answered``; None if that failed."""
+        """Accept records requested at ``monotonic`` and read by ``answered``; None if that failed."""
         if history is None:
             self._reading.fail()
             return
@@ -188,14 +188,14 @@ class Memory:
         return silent + gap if last == counter else 0.0
 
     def note_created(self, launch: int, instances: Sequence[Instance], monotonic: float) -> None:
-        """Take in the answer of ``create``."""
+        """Accept the answer of ``create``."""
         self._created[launch] = tuple(instances)
         for one in instances:
             self._known_since.setdefault(one.id, monotonic)
             self._machines.setdefault(one.id, one)
 
     def note_failure(self, failure: CreateFailure) -> None:
-        """Take in a definite refusal of ``create``."""
+        """Accept a definite refusal of ``create``."""
         self._failures[failure.launch] = failure
 
     def observed(
@@ -237,10 +237,10 @@ class Memory:
         )
 
     def suspicions(self, history: History, now: datetime) -> Suspicions | None:
-        """Return the notes for the next pass, or None if there are none.
+        """Return the notes for the next pass, or None if there is nothing to note.
 
-        Notes left for this pass are left again as they were read. The time that this controller has added is
-        not in them, because the next pass counts it from the time of the write.
+        Notes left for this pass are left again as they were read. The notes do not include the time that this
+        controller has added, because the next pass counts that from the time of the write.
         """
         suspects = tuple(one for launch in history.live_launches for one in self._suspects(launch, now))
         endings = tuple(
@@ -288,8 +288,8 @@ class Memory:
             return None if left is None else ObservedDuration(seconds=left.seconds, until=None)
         if any(one.id == instance_id for one in self._instances):
             return None
-        # The machine may have come between the listing and the reading of the records. That does no harm:
-        # time counts only from the write on, and by then the machine is known.
+        # The machine may have appeared between the listing and the reading of the records. A late machine
+        # does no harm: time counts only from the write on, and by then the machine is known.
         return left or BEGUN
 
     def _still(self, launch: LaunchHistory, rank: int, now: datetime) -> ObservedDuration | None:

@@ -13,12 +13,12 @@ from cloudspot.model import Instance, Offer
 
 
 def stop_of(history: History) -> Ending:
-    """Return the ending that stands for the request to stop the job."""
+    """Return the ending that represents the request to stop the job."""
     return Ending("stop", resumption=history.submission.resumption)
 
 
 def end_of(history: History) -> Ending:
-    """Return the ending that stands for the end of the job."""
+    """Return the ending that represents the end of the job."""
     return Ending("finished", resumption=history.submission.resumption)
 
 
@@ -36,63 +36,64 @@ class ConsoleTail:
     """The end of a machine's console."""
 
     cause: str = ""
-    """Why the machine will never run the agent, or empty if the console does not say so."""
+    """Why the machine will never run the agent; empty if the console does not state it."""
     line: str = ""
-    """The last line that cloudspot wrote to the console, or else the last line of all."""
+    """The last line that cloudspot wrote to the console or, without one, the console's last line."""
     is_final: bool = False
-    """Whether the machine had ended when its console was read, so that nothing follows."""
+    """Whether the machine had ended when its console was read, so that no more output follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """The provider's answers, with what this controller's own clock and memory add to them.
+    """The provider's answers, together with the results of this controller's own clock and memory.
 
-    A controller that has just started knows less, so ``decide`` waits longer; it must never conclude more
-    from less. A controller that makes a single pass continues from the notes that earlier passes left.
+    A controller that has just started knows less, so ``decide`` waits longer; less knowledge must never lead
+    to more conclusions. A controller that makes a single pass continues from the notes that earlier passes
+    left.
     """
 
     instances: tuple[Instance, ...] | None
     """The job's machines by the newest listing; None if the listing failed, so that nothing is known."""
     created: Mapping[int, tuple[Instance, ...]] = field(default_factory=dict)
-    """By launch: the machines that ``create`` returned to this controller; a listing may lag."""
+    """The machines that ``create`` returned to this controller, by launch, because a listing may lag."""
     vanished: tuple[Instance, ...] = ()
     """Machines from an earlier listing or an answer of ``create`` that the newest listing lacks."""
     absent_seconds: Mapping[str, float] = field(default_factory=dict)
-    """For each known machine that the newest listing lacks: how long it has been missing.
+    """How long each known machine that the newest listing lacks has been missing.
 
-    A machine is known once a seat, a listing or an answer of ``create`` has named it. The time counts by
-    the monotonic clock, and only between listings that succeeded.
+    A machine is known once a seat, a listing or an answer of ``create`` has named it. The time counts by the
+    monotonic clock, and only between successful listings.
     """
     known_seconds: Mapping[str, float] = field(default_factory=dict)
-    """For each known machine: how long this controller has known it, by the monotonic clock."""
+    """How long this controller has known each known machine, by the monotonic clock."""
     silent_seconds: Mapping[Seat, float] = field(default_factory=dict)
-    """For each live seat that is claimed: how long its node's heartbeat has not changed.
+    """How long the node's heartbeat has not changed, for each live seat that is claimed.
 
     The time counts by the monotonic clock, and only while this controller's own reads succeed.
     """
     ending_seconds: Mapping[Ending, float] = field(default_factory=dict)
-    """For each known ending: how long this controller has known of it, counted like a silence."""
+    """How long this controller has known of each known ending, counted in the same way as a silence."""
     intent_seconds: Mapping[int, float] = field(default_factory=dict)
-    """By launch: the greatest possible age of its intent, by the intent's own time or since first sight."""
+    """The greatest possible age of each launch's intent, by the intent's own time or since first sight."""
     token_seconds: float
-    """The attribute of the provisioner."""
+    """``Provisioner.token_seconds``, as the provider states it."""
     absence_proves_after_seconds: float
-    """The attribute of the provisioner."""
+    """``Provisioner.absence_proves_after_seconds``, as the provider states it."""
     offers: tuple[Offer, ...] | None = None
-    """The offers that can be bought; None if not asked for yet (``decide`` then returns FetchOffers)."""
+    """The offers that can be bought; None if not requested yet (``decide`` then returns FetchOffers)."""
     offers_seconds: float = math.inf
-    """How long ago this controller last asked for offers."""
+    """The time since this controller last asked for offers."""
     knowledge: Knowledge = NOTHING_KNOWN
     """The knowledge of the spot market."""
     prices: Mapping[int, float] = field(default_factory=dict)
-    """By launch: the present price of one node per hour, where the provider has answered."""
+    """By launch, the present price of one node per hour, where the provider has reported it."""
     create_failures: Mapping[int, CreateFailure] = field(default_factory=dict)
-    """By launch: the refusals that this controller has received."""
+    """By launch, the refusals that this controller has received."""
     console_tails: Mapping[str, ConsoleTail] = field(default_factory=dict)
-    """By machine: the end of its console when this controller last read it."""
+    """By machine, the end of its console as this controller last read it."""
 
     def why_ended(self, instance: Instance) -> str:
-        """Return why the machine ended, by its provider and its console; empty if they do not say."""
+        """Return why the machine ended, by its provider and its console; empty if neither states a reason."""
         tail = self.console_tails.get(instance.id, ConsoleTail())
         said = tail.cause or (tail.line if tail.is_final else "")
         return "; ".join(filter(None, (instance.detail, said and f"its console ends with: {said}")))

@@ -1,1 +1,1 @@
-"""Forecasts of a job before anything is bought; pure, except for reading earlier jobs."""
+"""Forecasts of a job before anything is bought; pure, except that earlier jobs are read."""

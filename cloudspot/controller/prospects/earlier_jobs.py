@@ -22,11 +22,11 @@ from cloudspot.story.stretches import stretches
 from cloudspot.story.timeline import timeline
 
 MAX_SUMMARIES = 12
-"""The most jobs, the newest whose ids begin with the name, of which the summaries are read."""
+"""Summaries are read of this many newest jobs whose ids begin with the name."""
 MAX_HISTORIES = 2
-"""The most of these jobs of which all records are read, until one gives a length."""
+"""At most this many of these jobs are read completely, until one gives a training time."""
 MAX_UNKNOWN_SHARE = 0.1
-"""The most unaccounted time, as a share of the training time, with which a job gives a length."""
+"""A job with more unaccounted time than this share of its training time gives no training time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +35,19 @@ class EarlierJob:
 
     job_id: str
     length_seconds: float
-    """How long it trained, or would have trained, on machines that are never reclaimed."""
+    """The training time, actual or projected, on machines that are never reclaimed."""
     start_seconds: float
     commit_seconds: float | None
     """The median time between consecutive checkpoints; None if no generation has two."""
     is_same_run: bool
-    """Whether it ran the same command with the same arguments."""
+    """Whether the job ran the same command with the same arguments."""
 
 
 def find_earlier(store: ObjectStore, spec: JobSpec, provider: str, now: datetime) -> EarlierJob | None:
-    """Return the newest job of that name that gives a length, preferring jobs that have succeeded.
+    """Return the newest job of that name that gives a training time, preferring jobs that have succeeded.
 
-    The id of such a job begins with the name. It ran on the same provider, with the same resources, nodes and
-    processes. The result is None if there is no such job or the store does not answer.
+    The id of that job begins with the name, and it ran on the same provider, with the same resources, nodes
+    and processes. The result is None if no such job exists or the store does not answer.
     """
     try:
         for job_id in jobs_of_name(store, spec.name):
@@ -60,7 +60,7 @@ def find_earlier(store: ObjectStore, spec: JobSpec, provider: str, now: datetime
 
 
 def jobs_of_name(store: ObjectStore, name: str) -> Iterator[str]:
-    """Yield the ids of the newest jobs of a name that may give a length, succeeded jobs first."""
+    """Yield the ids of the newest jobs of a name that may give a training time, succeeded jobs first."""
     ids = [one for one in list_recent(store)[0] if f"{one}-".startswith(f"{name}-")][:MAX_SUMMARIES]
 
     def read(job_id: str) -> Summary | None:
@@ -97,10 +97,10 @@ def _machines(spec: JobSpec) -> tuple[object, ...]:
 
 
 def length_seconds(history: History, now: datetime) -> float | None:
-    """Return how long the whole training takes, or None if the job's records do not show it.
+    """Return the time of the whole training, or None if the job's records do not show it.
 
     For a job that has succeeded, this is the time in which it made steps that counted; for another job, the
-    time for its planned steps at the pace of the steps it made.
+    time for its planned steps at its own pace.
     """
     if history.finished is not None and history.finished.outcome == "succeeded":
         seconds = timeline(history, now).seconds
@@ -117,7 +117,7 @@ def length_seconds(history: History, now: datetime) -> float | None:
 
 
 def commit_seconds(history: History) -> float | None:
-    """Return the median time between commits while the training runs; None if it is not known."""
+    """Return the median time between commits while the training runs; None if that is not known."""
     gaps = [
         (after.sealed_at - before.sealed_at).total_seconds()
         for commits in history.commits_by_generation.values()

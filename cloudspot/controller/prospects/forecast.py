@@ -1,6 +1,6 @@
 """Forecast the cost and the end of a new job, by its market policy and the known hazards; pure.
 
-The ranges show the effect of chance, if the hazards and the length are right.
+The ranges show the effect of chance, provided that the hazards and the length are right.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Forecast:
     """The cost of all nodes on demand."""
     currency: str
     end_hours: tuple[float, float]
-    """Hours from the submission to the end; ``inf`` as above."""
+    """Hours from the submission to the end; ``inf`` as in ``cost``."""
     on_demand_hours: float
     """The mean number of hours on on-demand machines."""
     num_losses: float
@@ -48,7 +48,7 @@ def forecast(
     length_seconds: float,
     start_seconds: float,
 ) -> Forecast:
-    """Return the forecast; ``offers`` are those that the job's policy allows, and must not be empty."""
+    """Return the forecast; ``offers`` are the offers that the job's policy allows, and must not be empty."""
     length, start = length_seconds / 3600, start_seconds / 3600
     deadline = inf if spec.spot.deadline is None else spec.spot.deadline / 3600
     price = least_on_demand_price(offers)

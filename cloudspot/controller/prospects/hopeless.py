@@ -1,4 +1,4 @@
-"""Find, before anything is bought, a deadline, a limit or work that a job cannot keep; pure."""
+"""Find, before anything is bought, limits that a job will miss, and work that it will never save; pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cloudspot.market.knowledge import Knowledge, pool
 from cloudspot.model import Market, Offer
 
 MAX_TRIES: Final = 20.0
-"""A job is hopeless if more machines than this have to be started until one lasts long enough."""
+"""A job is hopeless if more machines than this must be started until one lasts long enough."""
 
 
 def past_deadline(spec: JobSpec, *, length_seconds: float, start_seconds: float) -> str | None:
-    """Return a message if the job misses its deadline even without any loss, else None."""
+    """Return a message if the job misses its deadline even without any loss, otherwise None."""
     deadline = spec.spot.deadline
     if deadline is None or length_seconds + start_seconds <= deadline:
         return None
@@ -31,9 +31,9 @@ def past_deadline(spec: JobSpec, *, length_seconds: float, start_seconds: float)
 def past_max_cost(
     spec: JobSpec, offers: Sequence[Offer], *, length_seconds: float, spent: float = 0.0
 ) -> str | None:
-    """Return a message if the job exceeds ``limits.max_cost`` even without any loss, else None.
+    """Return a message if the job exceeds ``limits.max_cost`` even without any loss, otherwise None.
 
-    ``offers`` are those that its policy allows, in the currency of the limit.
+    ``offers`` are the offers that the job's policy allows, in the currency of the limit.
     """
     limit = spec.limits.max_cost
     cheapest = min(offers, key=lambda one: one.price_per_hour)
@@ -57,10 +57,10 @@ def never_saved(
     unsaved_seconds: float,
     start_seconds: float,
 ) -> str | None:
-    """Return a message if hardly any spot machine lasts until its work is saved, else None.
+    """Return a message if hardly any spot machine lasts until its work is saved, otherwise None.
 
-    ``unsaved_seconds`` is the training time until the first work is saved outside the machine. For a job
-    that may buy on-demand machines, the result is None.
+    ``unsaved_seconds`` is the training time until the first work is saved outside the machine. The result is
+    None for a job that may buy on-demand machines.
     """
     expected = expected_offers(offers, knowledge, start_seconds)
     if spec.spot.policy != "spot" or not expected:

@@ -1,1 +1,1 @@
-"""The machines that a job lacks, and the offer to buy; pure, except for reading other jobs' experience."""
+"""The machines that a job lacks, and the offer to buy; pure, except that other jobs' experience is read."""

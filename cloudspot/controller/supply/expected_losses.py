@@ -17,22 +17,24 @@ class ExpectedOffer:
 
     offer: Offer
     hours_until_loss: float
-    """The mean time until the provider takes a new machine; ``inf`` if it never does."""
+    """The mean time until the provider takes a new machine; ``inf`` if the provider never does."""
     effective_price: float
     """The price of an hour of training, which includes the paid start of another machine after each loss."""
     watched_hours: float
-    """How long jobs have observed the pool, with or without capacity; if 0, the usual losses are expected."""
+    """The time for which jobs have observed the pool, with or without capacity; if 0, the usual losses are
+    expected.
+    """
     num_losses: float
     """The number of losses that jobs have met in the pool."""
 
     @property
     def losses_per_day(self) -> float:
-        """Return the expected losses in a day in which a machine always runs."""
+        """The expected losses in a day in which a machine always runs."""
         return 24 / self.hours_until_loss
 
     @property
     def price_share(self) -> float | None:
-        """Return the price as a share of the on-demand price; None if that is 0."""
+        """The price as a share of the on-demand price; None if the on-demand price is 0."""
         offer = self.offer
         price = offer.on_demand_price_per_hour
         return offer.price_per_hour / price if price > 0 else None
@@ -48,7 +50,7 @@ def expected_offers(
 
 
 def hours_until_loss(offer: Offer, knowledge: Knowledge) -> float:
-    """Return the mean time in hours until the provider takes a new machine; ``inf`` if it never does."""
+    """Return the mean hours until the provider takes a new machine; ``inf`` if the provider never does."""
     if offer.market is not Market.SPOT:
         return inf
     factor = knowledge.loss_factor(pool(offer.zone, offer.instance_type))

@@ -1,4 +1,4 @@
-"""Share jobs' experience of the spot market through the bucket; it is advice, and nothing waits for it."""
+"""Share jobs' experience of the spot market through the bucket, as advice for which no driver waits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Experience:
 
     knowledge: Knowledge = field(default_factory=Knowledge)
     num_jobs: int = 0
-    """The number of jobs that it comes from."""
+    """The number of jobs that have contributed."""
     problem: str = ""
-    """A line about records that could not be read, or empty."""
+    """A line about records that could not be read, or an empty string."""
 
 
 def read_experience(store: ObjectStore, provider: str) -> Experience:
-    """Return the experience of the store's newest jobs; it is empty if the store does not answer."""
+    """Return the experience of the store's newest jobs; empty if the store does not answer."""
     try:
         records = read_market_seen(store, provider)
     except CloudspotError as error:

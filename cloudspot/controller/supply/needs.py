@@ -16,11 +16,13 @@ from cloudspot.model import Market, Offer
 from cloudspot.story.outcomes import member_exits, own_beat, was_reclaimed
 
 MOST_AT_ONCE = 2
-"""The most live machines, as a multiple of ``nodes.max``: each machine may overlap with its successor."""
+"""The most live machines, as a multiple of ``nodes.max``, because each machine may overlap with its
+successor.
+"""
 MARKET_MOVE_SECONDS = 900.0
 """The least time between two launches that move a job to another market."""
 DAY_SECONDS = 86400.0
-"""Until losses are seen, one loss is expected for each node and day."""
+"""Until losses are seen, one loss per node and day is assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,30 +31,30 @@ class Need:
 
     num_nodes: int
     min_nodes: int
-    """The least number of machines that is of use."""
+    """The least useful number of machines."""
     why: str
     """``lost`` is replaced by the outcome of the loss. With ``notice``, ``rebalance`` or ``growth``, the job
     trains without the machines for now."""
     detail: str = ""
     stands_in_for: tuple[Seat, ...] = ()
-    """The nodes to replace, which the provider may take soon; their own offers are excluded."""
+    """The nodes to replace, which the provider may take soon; the new machines must have other offers."""
 
 
 def room(spec: JobSpec, seats: Seats, *, stands_in_for: int = 0) -> int:
-    """Return how many nodes may be bought now, if ``stands_in_for`` staying nodes are replaced.
+    """Return how many nodes may be bought now if ``stands_in_for`` staying nodes are replaced.
 
-    At most ``nodes.max`` machines are to stay, and at most twice that number live in all.
+    At most ``nodes.max`` machines may be staying, and at most twice as many may be live.
     """
     staying = len(seats.staying) - stands_in_for
     return max(0, min(spec.nodes.max - staying, MOST_AT_ONCE * spec.nodes.max - len(seats.live)))
 
 
 def need(spec: JobSpec, history: History, seats: Seats, now: datetime) -> Need | None:
-    """Return the machines that the job lacks now, or None.
+    """Return the machines that the job lacks now, or None if it lacks none.
 
-    Below ``nodes.min``, all missing nodes are bought at once, and a node with a notice is replaced. Otherwise
-    nodes are added only if they train for longer until the next loss than the restart costs all others, and a
-    node that the provider may take soon gets a stand-in.
+    Below ``nodes.min``, all missing nodes are bought at once, and a node with a notice is replaced.
+    Otherwise, nodes are added only if their training until the next loss outweighs the restart of all others,
+    and a node that the provider may take soon gets a stand-in.
     """
     if _is_ending(history, seats):
         return None
@@ -89,9 +91,9 @@ def _stand_ins(spec: JobSpec, history: History, seats: Seats, now: datetime) -> 
 def movable(spec: JobSpec, history: History, seats: Seats, now: datetime) -> tuple[Seat, ...]:
     """Return the nodes that may move to another market now.
 
-    These are the members that run on demand, or if there are none, all members (not with the policy
+    The result has the members that run on demand or, without any, all members (not with the policy
     ``spot-then-on-demand``). The result is empty unless no node is coming, leaving or being replaced, the
-    newest generation has a commit, there is room for the successors, and the last such launch is
+    newest generation has a commit, there is room for the successors, and the last such move was at least
     ``MARKET_MOVE_SECONDS`` ago.
     """
     is_quiet = len(seats.members) == len(seats.staying) == len(seats.live) and not seats.named
@@ -110,7 +112,7 @@ def movable(spec: JobSpec, history: History, seats: Seats, now: datetime) -> tup
 
 
 def may_replace(spec: JobSpec, old: Offer, new: Offer) -> bool:
-    """Return whether a stand-in of the new offer may take over from a node of the old one.
+    """Return whether a stand-in of the new offer may take over from a node of the old offer.
 
     Each member leaves when its own stand-in is ready, so old and new nodes train together for a while. Only a
     job of a single node can move to a network that its machine does not reach.
@@ -125,13 +127,13 @@ def _is_at_risk(history: History, seat: Seat) -> bool:
 
 
 def _is_ending(history: History, seats: Seats) -> bool:
-    """Return whether the training is ending by itself, so that a new machine would come too late."""
+    """Return whether the training is ending by itself, so that a new machine would be too late."""
     if history.kept is not None:
         return True
     exits = [one for one in member_exits(history) if one is not None]
     if any(one.outcome == "succeeded" or (one.outcome == "failed" and one.permanent) for one in exits):
         return bool(seats.live.intersection(seats.members))
-    # When a generation has failed, its other nodes leave one after the other.
+    # After a generation has failed, its other nodes leave one after another.
     has_failed = any(one.outcome == "failed" and one.generation == len(history.generations) for one in exits)
     here = seats.live.intersection(seats.members)
     return has_failed and any(_is_leaving_by_itself(history, seat) for seat in here)
@@ -149,12 +151,12 @@ def _doomed(seats: Seats) -> list[Seat]:
 
 
 def growth(history: History, seats: Seats, num_nodes: int, now: datetime) -> str | None:
-    """Return the calculation by which adding nodes pays in a training that has enough, or None.
+    """Return the calculation that shows that growth pays in a training with enough nodes, or None.
 
-    New nodes train from their start until the next loss or the end of the job; for this, all others pause
-    during a restart.
+    New nodes train from their start until the next loss or the end of the job; in return, all others pause
+    for a restart.
     """
-    # New nodes are admitted only once the generation has a commit, and then the pace is known.
+    # New nodes are admitted only once the generation has a commit; by then the pace is known.
     has_committed = bool(history.commits_by_generation.get(len(history.generations)))
     if not has_committed or seats.newcomers or _is_cooling(history, "growth", now):
         return None
@@ -187,7 +189,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _is_cooling(history: History, why: str, now: datetime) -> bool:
-    """Return whether the last launch for this reason was refused too recently for another launch."""
+    """Return whether the last launch for this reason was refused too recently to try again."""
     count, newest = 0, None
     for launch in reversed(history.current_launches):
         found = refusal(history, launch)
@@ -203,7 +205,7 @@ def _is_cooling(history: History, why: str, now: datetime) -> bool:
 def expected_seconds_to_loss(history: History, num_nodes: int, now: datetime) -> float:
     """Return how long ``num_nodes`` nodes are expected to train until one of them is lost.
 
-    The rate is that of the job's own losses, and at first one loss for each node and day.
+    The rate is that of the job's own losses, with one loss per node and day at first.
     """
     lost = sum(1 for launch in history.launches if was_reclaimed(launch))
     seconds = DAY_SECONDS

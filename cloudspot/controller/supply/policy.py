@@ -1,4 +1,4 @@
-"""Choose the offer to try next, and decide when to move running machines to another; pure."""
+"""Choose the offer to try next, and decide when running machines are to move to another offer; pure."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from cloudspot.model import Market, Offer
 from cloudspot.story.outcomes import end_so_far
 
 MAX_REFUSALS_IN_A_ROW = 5
-"""After this many refused offers in a row, the request is taken to be wrong, not the offers."""
+"""After this many refused offers in a row, the request is considered wrong, not the offers."""
 
 
 @dataclass(frozen=True)
 class NoOffer:
-    """No offer will ever do, so the job fails."""
+    """No offer will ever fit, so the job fails."""
 
     why: str
 
@@ -45,18 +45,19 @@ class Wish:
     why: str = "first"
     """The reason in the launch's intent."""
     beside: tuple[Offer, ...] = ()
-    """The offers of the nodes that stay. The new offer must be of their machine types and reach them; their
-    zones come first."""
+    """The offers of the nodes that stay. The new offer must have one of these offers' machine types and reach
+    their machines; their zones are preferred.
+    """
     is_needed: bool = True
-    """Whether the job cannot train without it, so that it may fall back to on-demand or be suspended."""
+    """Whether the job cannot train without the launch, so it may fall back to on-demand or be suspended."""
 
     @property
     def zones(self) -> frozenset[str]:
-        """Return the zones of the nodes that stay."""
+        """The zones of the nodes that stay."""
         return frozenset(one.zone for one in self.beside)
 
     def fits(self, offer: Offer) -> bool:
-        """Return whether machines of the offer could train beside the nodes that stay."""
+        """Return whether machines of the offer could train together with the nodes that stay."""
         types = {one.instance_type for one in self.beside}
         return (not types or offer.instance_type in types) and all(map(offer.reaches, self.beside))
 
@@ -69,12 +70,12 @@ def choose_offer(
     wish: Wish = Wish(),
     knowledge: Knowledge = NOTHING_KNOWN,
 ) -> Offer | Postpone | NoOffer:
-    """Return the offer for the next launch, or how long to wait for one.
+    """Return the offer for the next launch, or how long to wait for an offer.
 
-    The job's market policy chooses. The zones of the nodes that stay come first. An offer that was just
-    refused for capacity or quota cools down; an offer that can never work is not tried again. With the policy
-    ``spot``, the job is suspended when it has waited for ``spot.max_wait``. With other policies, on-demand is
-    taken at once if there is no spot offer at all.
+    The job's market policy makes the choice. The zones of the nodes that stay are preferred. An offer that
+    was just refused for capacity or quota cools down; an offer that can never work is not tried again. With
+    the policy ``spot``, the job is suspended when it has waited for ``spot.max_wait``. With other policies,
+    on-demand is chosen at once if there is no spot offer at all.
     """
     refused = refused_offers(history)
     last = [end_so_far(one) for one in history.current_launches[-MAX_REFUSALS_IN_A_ROW:]]
@@ -133,7 +134,7 @@ def offer_instead(
     now: datetime,
     knowledge: Knowledge = NOTHING_KNOWN,
 ) -> tuple[Offer, str] | None:
-    """Return the offer to which training nodes should move, and why; None if they should stay."""
+    """Return the offer to which training nodes should move, and the reason; None if they should stay."""
     refused = refused_offers(history)
     hourly = _hourly(history, knowledge)
     usable = [one for one in in_order(spec, offers, hourly) if one.key not in refused]
@@ -173,7 +174,7 @@ def in_order(
 ) -> tuple[Offer, ...]:
     """Return the offers that the job's policy allows, in the order in which a new job tries them.
 
-    ``hourly`` returns the cost of an hour of a node, by default the price alone.
+    ``hourly`` returns the cost of a node-hour, by default the price alone.
     """
     markets = {"spot": [Market.SPOT], "on-demand": [Market.ON_DEMAND]}
     allowed = markets.get(spec.spot.policy, [Market.SPOT, Market.ON_DEMAND])
@@ -183,7 +184,7 @@ def in_order(
 
 
 def _wait_left(spec: JobSpec, stall: _Stall) -> float | None:
-    """Return how many seconds are left of the wait for spot, or None if it has no end."""
+    """Return how many seconds of the wait for spot are left, or None if the wait has no end."""
     max_wait = spec.spot.max_wait
     if max_wait is None and spec.spot.policy == "spot-then-on-demand":
         max_wait = DEFAULT_MAX_WAIT_SECONDS
@@ -193,20 +194,20 @@ def _wait_left(spec: JobSpec, stall: _Stall) -> float | None:
 
 
 def _hourly(history: History, knowledge: Knowledge) -> Callable[[Offer], float]:
-    """Return the function that gives an offer's cost of a node-hour, including its transfer."""
+    """Return the function that returns an offer's cost of a node-hour, including transfer."""
     traffic = traffic_of(history)
     return lambda offer: price_with_transfer(offer, traffic, knowledge)
 
 
 def _on_demand_price(offers: Sequence[Offer], hourly: Callable[[Offer], float]) -> float:
-    """Return the least on-demand cost, which other prices are expressed as a share of."""
+    """Return the least on-demand cost, as a share of which other prices are expressed."""
     found = [hourly(one) for one in offers if one.market is Market.ON_DEMAND]
     return min(found or [one.on_demand_price_per_hour for one in offers], default=0.0) or 1.0
 
 
 @dataclass(frozen=True)
 class _Stall:
-    """Whether and when offers may be tried, for one wish."""
+    """Whether and when offers may be tried, for one launch."""
 
     history: History
     now: datetime
@@ -223,7 +224,7 @@ class _Stall:
         return min(ready, key=lambda one: one.zone not in self.wish.zones, default=None)
 
     def wait(self, offers: Sequence[Offer], also: Iterable[float] = ()) -> Postpone:
-        """Return how long to wait until one of the offers may be tried again, or ``also`` has passed."""
+        """Return how long to wait until one of the offers may be retried or a time in ``also`` has passed."""
         refused = [
             found for one in offers if (found := cooling(one, self.history, self.wish.why)) is not None
         ]

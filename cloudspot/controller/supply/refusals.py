@@ -11,27 +11,27 @@ from cloudspot.model import Offer
 from cloudspot.story.outcomes import end_so_far, void_outcome
 
 CAPACITY_COOL_SECONDS = 60.0
-"""How long an offer without capacity is left alone; the time doubles with each further refusal in a row."""
+"""How long an offer without capacity is left alone; doubled with each further refusal in a row."""
 MAX_CAPACITY_COOL_SECONDS = 900.0
-"""An offer without capacity is retried after this long at most."""
+"""The longest time before an offer without capacity is retried."""
 QUOTA_COOL_SECONDS = 600.0
 """How long an offer refused for quota is left alone: longer, because somebody has to raise the quota."""
 MAX_QUOTA_COOL_SECONDS = 3600.0
-"""An offer refused for quota is retried after this long at most."""
+"""The longest time before an offer refused for quota is retried."""
 OVERLAPPING = frozenset({"notice", "moved", "rebalance", "market"})
-"""The reasons of launches whose machines run beside those that they replace."""
+"""The reasons of launches whose machines run beside the machines that they replace."""
 BEFOREHAND = OVERLAPPING | {"growth"}
-"""The reasons of launches that the job trains without."""
+"""The reasons of launches whose machines the training does not need for now."""
 
 
 def waiting_since(history: History) -> datetime:
-    """Return when the job last ran; if it has not run yet, when it was submitted or resumed."""
+    """Return when the job last ran or, if it has not run yet, when it was submitted or resumed."""
     ends = (launch.over_at(rank) for launch in history.current_launches for rank in launch.claimed)
     return max((end for end in ends if end is not None), default=history.asked_at)
 
 
 def cool_until(offer: Offer, history: History, why: str = "first") -> datetime | None:
-    """Return the time until which launches for this reason leave the offer alone; None if there is none."""
+    """Return until when launches for this reason leave the offer alone, or None if they need not."""
     found = cooling(offer, history, why)
     return None if found is None else found[1]
 
@@ -39,8 +39,9 @@ def cool_until(offer: Offer, history: History, why: str = "first") -> datetime |
 def cooling(offer: Offer, history: History, why: str = "first") -> tuple[VoidOutcome, datetime] | None:
     """Return how the offer was last refused, and until when launches for this reason leave it alone.
 
-    A machine that was lost before it trained counts as a refusal if others trained on without it. If a quota
-    had no room for old and new machines at once, this does not count once the old machines have ended.
+    A machine that was lost before it trained counts as a refusal if other nodes trained on without it. If a
+    quota had no room for old and new machines at once, this refusal does not count once the old machines have
+    ended.
     """
     refusals = 0
     newest: tuple[VoidOutcome, datetime] | None = None
@@ -67,7 +68,7 @@ def cooling(offer: Offer, history: History, why: str = "first") -> tuple[VoidOut
 
 
 def refusal(history: History, launch: LaunchHistory) -> tuple[VoidOutcome, datetime] | None:
-    """Return whether quota or capacity denied the launch some of its machines, and when; else None."""
+    """Return whether quota or capacity denied the launch some of its machines, and when; otherwise None."""
     for rank, slot in sorted(launch.slots.items()):
         if slot.instance_id is None:
             outcome, _ = void_outcome(launch)

@@ -1,4 +1,4 @@
-"""Decide whether and when a job that lacks nodes buys again; pure."""
+"""Decide whether and when a job that lacks nodes buys machines again; pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.story.outcomes import JobEnd, LaunchEnd, end_so_far, own_exits, void_outcome, was_reclaimed
 
 FIRST_DELAY_SECONDS = 10.0
-"""The wait after a first failure; it doubles with each further failure in a row."""
+"""The wait after a first failure; doubled with each further failure in a row."""
 MAX_DELAY_SECONDS = 600.0
 """The longest wait after a failure."""
 FREE_RECLAIMS = 3
 """After this many reclaims in a row without a new checkpoint, each further purchase waits longer."""
 _WITH_DIGIT = re.compile(r"\S*\d\S*")
-"""A word that may differ between two failures of the same cause, such as a process id, address or time."""
+"""A word that may differ between two failures with the same cause, such as a process id, address or time."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,14 @@ class _Loss:
 def after_losses(spec: JobSpec, history: History, now: datetime) -> Buy | Postpone | JobEnd:
     """Return the consequence of the newest loss of a job that lacks nodes.
 
-    After a reclaim, the job buys again at once, any number of times. A failure is an error of a node, a lost
-    machine, or a machine that never claimed its seat. After each failure the wait grows, and the job ends
-    after more than ``limits.max_restarts`` failures without a new checkpoint in between. It ends sooner in
-    two cases: two failures in a row before the training began had the same cause (an error of the node, a
-    network that is cut, or a machine that could not run the agent), or the script failed twice in the same
-    way at the same step. A machine lost after a new checkpoint is replaced at once, because that is not the
-    script's fault. A refusal for capacity or quota is no failure: the policy turns to other offers.
+    After a reclaim, the job buys machines again at once, any number of times. A failure is an error of a
+    node, a lost machine, or a machine that never claimed its seat. After each failure the wait grows, and the
+    job ends after more than ``limits.max_restarts`` failures without a new checkpoint in between. A job ends
+    sooner in two cases: two failures in a row before the training began had the same cause (an error of the
+    node, a network that is cut, or a machine that could not run the agent), or the script failed twice in the
+    same way at the same step. A machine lost after a new checkpoint is replaced at once, because the script
+    is not at fault. A refusal for capacity or quota is not a failure, because the policy then chooses other
+    offers.
     """
     losses = _losses(history)
     if not losses and history.current_launches:
@@ -74,7 +75,7 @@ def after_losses(spec: JobSpec, history: History, now: datetime) -> Buy | Postpo
     if delay > 0 and cause is not None:
         left = delay - (now - cause.end.at).total_seconds()
         if left > 0:
-            # A writer whose clock runs ahead must not stretch the delay.
+            # A record whose writer's clock ran ahead must not lengthen the delay.
             return Postpone(min(left, delay), f"{cause.end.outcome}; trying again")
     return Buy(losses[0].end.outcome)
 
@@ -132,7 +133,7 @@ def made_progress(history: History, launch: LaunchHistory) -> bool:
 def _early_error(history: History, launch: LaunchHistory) -> str:
     """Return why a node failed before it trained, for example in ``run.setup`` or at its boot, or "".
 
-    Nodes that cannot reach one another count too while the job has made no step and has no checkpoint,
+    Nodes that cannot reach one another also count while the job has made no step and has no checkpoint,
     because a firewall would block new machines in the same way.
     """
     exits = [
@@ -158,5 +159,5 @@ def _alike(error: str) -> str:
 
 
 def exit_code_of(launch: LaunchHistory) -> int:
-    """Return the script's own exit code if a node reported one, else 1."""
+    """Return the script's own exit code if a node reported one, otherwise 1."""
     return next((one.exit_code for one in own_exits(launch) if one.exit_code), 1)

@@ -1,4 +1,4 @@
-"""A job's situation in the spot market as its driver knows it, which is the input of its policy; pure."""
+"""A job's situation in the spot market, as far as its driver knows it: the input of its policy; pure."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from cloudspot.model import Offer
 from cloudspot.story.outcomes import launch_end, was_reclaimed
 
 DEFAULT_MAX_WAIT_SECONDS = 600.0
-"""How long ``spot-then-on-demand`` waits for spot if the job sets no ``spot.max_wait``."""
+"""The time for which ``spot-then-on-demand`` waits for spot if the job sets no ``spot.max_wait``."""
 UNKNOWN_AGE_HOURS = 1.0
-"""How long a pool is assumed to have had capacity if the job knows nothing of it."""
+"""The time for which a pool is assumed to have had capacity if the job knows nothing about it."""
 UNKNOWN_WORK_HOURS = 1e6
-"""The remaining training of a job without a known length and without a deadline; it means no limit."""
+"""The remaining training of a job without a known length or a deadline, which stands for no limit."""
 RESERVE_SECONDS = 120.0
-"""The reserve for the driver's looks, the provider's answers and a decision that comes late."""
+"""The time reserved for the driver's looks, the provider's answers and a late decision."""
 RESERVE_SHARE = 0.25
-"""The share by which a start may take longer than the measured starts."""
+"""The share by which a start may exceed the measured starts."""
 
 
 def policy_of(spot: SpotSpec, knowledge: Knowledge) -> MarketPolicy:
-    """Return the policy of a job file.
+    """Return the market policy that a job file selects.
 
     Raises:
         PluginError: the policy's plugin is missing or broken.
@@ -70,9 +70,9 @@ def situation(
 ) -> Situation:
     """Return the situation, with the spot ``offers`` as zones; ``held`` is an index, or as in ``Situation``.
 
-    ``hourly`` returns the cost of an hour of a node of an offer; ``on_demand_price`` is that cost on demand.
-    An offer that cools down counts as without capacity. Any other offer counts as available, because a
-    request that finds no capacity costs nothing.
+    ``hourly`` returns the cost of a node-hour of an offer; ``on_demand_price`` is that cost on demand. An
+    offer that cools down counts as lacking capacity. Any other offer counts as available, because a request
+    that finds no capacity costs nothing.
     """
     start = start_seconds(history) / 3600
     seconds_left = assumed_seconds_to_go(spec, history)
@@ -80,7 +80,7 @@ def situation(
         seconds_left += doubt_seconds(history)
     deadline = math.inf if spec.spot.deadline is None else spec.spot.deadline / 3600
     hours = (now - history.asked_at).total_seconds() / 3600
-    # The pool that is held has capacity, even if a request for more was refused.
+    # The held pool has capacity, even if a request for more machines was refused.
     ready = [
         index == held or (until := cool_until(one, history, why)) is None or until <= now
         for index, one in enumerate(offers)
@@ -92,7 +92,7 @@ def situation(
 
     return Situation(
         hours=hours,
-        length=0.0,  # so that a plan for the deadline holds whatever the pace turns out to be
+        length=0.0,  # so that a plan for the deadline holds at any pace of the training
         deadline=deadline,
         start_hours=float(f"{start:.2g}"),
         move_hours=float(f"{min(start, restart_seconds(history) / 3600):.2g}"),
@@ -113,7 +113,7 @@ def situation(
 def _age_hours(offer: Offer, history: History, now: datetime) -> float:
     """Return how long the pool has had capacity, as far as the job knows.
 
-    A pool without capacity is not watched, so the time when its capacity came back is not known.
+    A pool without capacity is not observed, so the time at which its capacity returned is not known.
     """
     for launch in reversed(history.launches):
         other = launch.intent.offer

@@ -14,25 +14,25 @@ from cloudspot.model import GIB, Offer
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """The checkpoint bytes that one node moves. Code, logs and records are too small to count."""
+    """The bytes of checkpoints that one node moves. Code, logs and records are too small to count."""
 
     bytes_per_hour: float = 0.0
-    """The bytes uploaded in an hour of training: the node's share of the checkpoints."""
+    """The bytes uploaded in an hour of training, as the node's share of the checkpoints."""
     restored_bytes: float = 0.0
     """The bytes downloaded at each start: the newest checkpoint, as if each node read all of it."""
 
 
 NO_TRAFFIC = Traffic()
-"""The traffic of a job without a commit, which is not known yet."""
+"""The traffic of a job without a commit, whose traffic is not known yet."""
 
 
 def traffic_of(history: History) -> Traffic:
     """Return a node's traffic, measured from the newest commits; ``NO_TRAFFIC`` before the first.
 
-    The size of a checkpoint counts in full, even if a part of it was in the bucket before.
+    The full size of a checkpoint counts, even if a part of it was already in the bucket.
     """
     generations = {one.number: one for one in history.generations}
-    # A fork begins with commits of the other job, which belong to no generation of its own.
+    # A fork begins with a commit of the other job, which belongs to no generation of its own.
     commits = [one for one in history.commits if one.generation in generations][-MAX_INTERVALS:]
     num_bytes = seconds = 0.0
     for before, commit in pairwise([None, *commits]):
@@ -50,7 +50,7 @@ def traffic_of(history: History) -> Traffic:
 def price_with_transfer(offer: Offer, traffic: Traffic, knowledge: Knowledge) -> float:
     """Return the cost of an hour of training on a node of the offer: its price and its transfer.
 
-    The transfer is an hour's checkpoints, and one restore for each expected loss of such a machine.
+    The transfer consists of an hour's checkpoints, and one restore for each expected loss of such a machine.
     """
     if not offer.transfer_price_per_gib:
         return offer.price_per_hour

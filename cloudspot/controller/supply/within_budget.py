@@ -17,7 +17,7 @@ from cloudspot.model import Offer
 
 @dataclass(frozen=True)
 class TooDear:
-    """Nothing is bought, because it would exceed ``limits.max_cost``."""
+    """Nothing is bought, because a purchase would exceed ``limits.max_cost``."""
 
     why: str
     detail: str
@@ -27,7 +27,7 @@ class TooDear:
 def already_too_dear(budget: Budget | None, needed: Need, history: History) -> TooDear | None:
     """Return TooDear if the budget has no room even at the price of the cheapest live launch, else None.
 
-    This saves a request for offers at each look while the job trains on.
+    The check saves a request for offers at each look while the job continues to train.
     """
     known = [
         msgspec.structs.replace(launch.intent.offer, price_per_hour=launch.price_per_hour)
@@ -48,7 +48,7 @@ def choose_within(
     offers: Sequence[Offer],
     choose: Callable[[Sequence[Offer]], Offer | Postpone | NoOffer],
 ) -> Offer | Postpone | NoOffer | TooDear:
-    """Return the choice of ``choose`` among all offers, or among the affordable ones if that is too dear."""
+    """Return ``choose``'s choice among all offers or, if that is too dear, among the affordable ones."""
     choice = choose(offers)
     if budget is None or not isinstance(choice, Offer) or budget.affords(choice, needed.min_nodes):
         return choice

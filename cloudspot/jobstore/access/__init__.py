@@ -1,1 +1,1 @@
-"""Access to a store: its clock, retries, parallel requests, create-only puts, and checks of disk space."""
+"""Access to a store: its clock, retries, parallel requests, create-only puts, and disk space checks."""

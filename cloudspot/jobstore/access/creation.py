@@ -13,11 +13,11 @@ from cloudspot.jobstore.access.retrying_store import with_retries
 WAITS = (0.2, 0.4, 0.8, 1.6)
 """Seconds between tries."""
 MAX_LARGE_BYTES: Final = 4 << 30
-"""The limit for manifests. The seals in them have a line per shard: 100 MiB for hundreds of ranks."""
+"""The limit for manifests, which have a line per shard in their seals: 100 MiB for hundreds of ranks."""
 
 
 def read_large(store: ObjectStore, key: str) -> bytes:
-    """Return an object of up to ``MAX_LARGE_BYTES``: in one request, or in pieces if a get refuses it."""
+    """Return an object of up to ``MAX_LARGE_BYTES``: by one get, or in ranges if the get refuses its size."""
     try:
         return store.get(key)
     except CorruptData:
@@ -36,15 +36,15 @@ def create(
     waits: Iterable[float] = WAITS,
     sleep: Callable[[float], None] | None = None,
 ) -> bytes | None:
-    """Put ``data`` under ``key`` if the key is free; return None if we won, or the winner's bytes.
+    """Put ``data`` under ``key`` if the key is free; return None if this call won, or the winner's bytes.
 
-    We also won if an earlier put of the same bytes succeeded unnoticed, because its answer was lost or
-    because an SDK repeated it. ``data`` must therefore contain a nonce of its writer.
+    A call has also won if an earlier put of the same bytes succeeded unnoticed, because its answer was lost
+    or because an SDK repeated it. ``data`` must therefore contain a nonce of its writer.
 
-    The default of ``sleep`` is that of the store if it is a RetryingStore.
+    By default, ``sleep`` is the store's own if the store is a RetryingStore, and ``time.sleep`` otherwise.
 
     Raises:
-        TransientError: the outcome is unknown even after the last try; call again, with the same bytes.
+        TransientError: the outcome is unknown even after the last try; call again with the same bytes.
     """
 
     def attempt() -> bytes | None:
@@ -57,9 +57,10 @@ def create(
         try:
             existing = read_large(store, key) if len(data) > MAX_GET_BYTES else store.get(key)
         except (ObjectMissing, TransientError) as error:
-            # The key is free: our put failed, or the object was deleted since. It is safe to put again.
+            # The key is free: our put failed, or the object has been deleted since. It is safe to repeat the
+            # put.
             cause = cause if isinstance(error, ObjectMissing) else error
-            # A call that was cut off is not repeated immediately.
+            # A call that was cut off at its time limit is not repeated immediately.
             kind = OverdueError if isinstance(cause, OverdueError) else TransientError
             raise kind(f"{store.url}: it is unknown whether {key} was created: {cause}") from cause
         return None if existing == data else existing

@@ -1,4 +1,4 @@
-"""Checks that a disk has space for data of a claimed size, before any of it is written."""
+"""Check that a disk has space for data of a claimed size before any of the data is written."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def check_fits(directory: Path, num_bytes: int) -> None:
     total = shutil.disk_usage(directory).total
     if num_bytes > total:
         raise CloudspotError(
-            f"no space on the disk of {directory}: {num_bytes / GIB:.1f} GiB are announced, and the "
-            f"whole disk has {total / GIB:.1f} GiB; for a machine, ask for more with resources.disk"
+            f"the disk of {directory} is too small: {num_bytes / GIB:.1f} GiB are needed, and the whole "
+            f"disk has {total / GIB:.1f} GiB; for machines with larger disks, set resources.disk"
         )
 
 
@@ -34,5 +34,5 @@ def check_room(directory: Path, num_bytes: int, *, spare_share: float = 0.0) -> 
     if num_bytes > free:
         raise CloudspotError(
             f"no space left on the disk of {directory}: {num_bytes / GIB:.1f} GiB are needed, and "
-            f"{free / GIB:.1f} GiB are free; for a machine, ask for more with resources.disk"
+            f"{free / GIB:.1f} GiB are free; for machines with larger disks, set resources.disk"
         )

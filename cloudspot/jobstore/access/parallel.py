@@ -1,4 +1,4 @@
-"""Make requests in parallel: with a few threads, results in order, and a stop at the first error."""
+"""Make requests in parallel with a few threads; keep the results in order, and stop at the first error."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ def map_parallel(
     num_threads: int = 8,
     begin_thread: Callable[[], None] | None = None,
 ) -> list[Result]:
-    """Return ``function`` of each item, in order, from up to ``num_threads`` concurrent calls.
+    """Return ``function(item)`` for each item, in order, from up to ``num_threads`` concurrent calls.
 
-    ``begin_thread`` is called first in each thread. If it is given, the caller's own thread makes no call.
+    Each thread first calls ``begin_thread``; if it is given, ``function`` is never called in the caller's own
+    thread.
 
-    After the first error no further call is started. The error is raised when the running calls have ended.
+    After the first error, no further call is started. The error is raised once the running calls have ended.
     """
     if begin_thread is None and (len(items) <= 1 or num_threads == 1):
         return [function(item) for item in items]
@@ -49,7 +50,7 @@ def map_parallel(
             cut_off_all()
             raise
         finally:
-            # Also reached if the wait itself was interrupted (Ctrl-C).
+            # This code also runs if the wait itself was interrupted (Ctrl-C).
             for future in futures:
                 future.cancel()
         for future in futures:

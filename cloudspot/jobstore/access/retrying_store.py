@@ -1,4 +1,4 @@
-"""Retry requests after transient errors, so that one of them does not end a whole pass."""
+"""Retry requests after transient errors, so that a single error does not end a whole pass."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
 
 
 def with_retries(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> RetryingStore:
-    """Return the store with retries; a RetryingStore is returned unchanged."""
+    """Return the store with retries added; a RetryingStore is returned unchanged."""
     return store if isinstance(store, RetryingStore) else RetryingStore(store, sleep=sleep)
 
 
 class RetryingStore(WrappedStore):
     """Tries requests that are safe to repeat up to five times within 1.5 seconds.
 
-    A longer outage still raises TransientError. Uploads and create-only puts are made once;
-    :func:`cloudspot.jobstore.access.creation.create` determines the outcome of the latter.
+    A longer outage still raises TransientError. Uploads and create-only puts are made once; for the latter,
+    :func:`cloudspot.jobstore.access.creation.create` determines the outcome.
     """
 
     def __init__(self, inner: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -34,7 +34,7 @@ class RetryingStore(WrappedStore):
             super().put(key, data)
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete all keys in one call; after a transient error, delete each key with its own retries."""
+        """Delete all keys in one call; after a transient error, delete each key separately, with retries."""
         try:
             self.inner.delete_many(keys)
         except OverdueError:

@@ -1,9 +1,9 @@
-"""The time by the store's clock, which every process uses to write and judge a job's records.
+"""The time by the store's clock, by which every process dates and judges a job's records.
 
-A computer's own clock may be wrong, or may be set while a process reads it. So a process puts an object and
-asks the store for its time. The answer gives bounds for the difference between the store's clock and the
-seconds since this host's boot. Within these bounds, which are about a second apart, the computer's own clock
-is used; beyond them, the nearer bound.
+A computer's own clock may be wrong or be set at any moment. So a process puts an object and asks the store
+for the time of that put. The answer bounds the difference between the store's clock and the seconds since
+this host's boot. The computer's own clock is used while it is within these bounds, which are about a second
+apart; otherwise the nearer bound is.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import new_nonce
 
 COMPARE_SECONDS = 3600.0
-"""How often a process asks for the store's time while its own clock agrees with its host's uptime."""
+"""The seconds between two comparisons with the store's clock, as long as this computer's clock keeps pace
+with its uptime.
+"""
 SHIFT_SECONDS = 1.0
-"""The process asks again when its own clock has moved by more than this relative to the uptime."""
+"""A new comparison is due when this computer's clock has shifted by more than this against the uptime."""
 MAX_ASKED_SECONDS = 10.0
-"""If an answer took longer than this, the process asks again."""
+"""If an answer took longer than this, the comparison is repeated."""
 STAMP_SECONDS = 1.0
 """The resolution of stores' times, which are rounded down to whole seconds."""
 WARN_SECONDS = 60.0
-"""The difference between a computer's clock and the store's from which its user is warned."""
+"""The difference between a computer's clock and the store's from which on the user is warned."""
 
 
 def utc_now() -> datetime:
@@ -48,16 +50,16 @@ class StoreClock:
         self._bounds = -math.inf, math.inf
         """Lower and upper bound of the store's time minus the uptime, in seconds."""
         self._compared: tuple[float, float] | None = None
-        """The uptime when the store was asked last, and this computer's time minus the uptime then."""
+        """The uptime at the last comparison, and this computer's time minus that uptime."""
         self._asking = threading.Lock()
         self._failures: tuple[int, CloudspotError | None] = (0, None)
-        """The number of times that the store did not answer, and the last error."""
+        """The number of failed requests for the store's time, and the last error."""
 
     def compare(self, store: ObjectStore) -> None:
         """Ask the store for its time if a comparison is due; this takes three requests.
 
-        One thread asks for all. The others wait for its answer if nothing is known yet, and continue
-        otherwise.
+        One thread asks for all; the other threads wait for the answer if nothing is known yet, and otherwise
+        do not wait.
 
         Raises:
             TransientError: the store does not answer; earlier bounds still apply.
@@ -83,16 +85,17 @@ class StoreClock:
         began, own = self._uptime(), self._own_offset()
         moment = _time_of_put(store).timestamp()
         answered = self._uptime()
-        # The object was put between these two moments.
+        # The put was made between these two moments.
         low, high = moment - answered, moment + STAMP_SECONDS - began
         is_close = answered - began < MAX_ASKED_SECONDS
         known = max(low, self._bounds[0]), min(high, self._bounds[1])
-        # If the process was suspended in between, the answer says little: keep the old bounds and ask again.
+        # If the process was suspended during the request, the bounds are wide: keep the old ones and ask
+        # again.
         self._bounds = known if not is_close and known[0] <= known[1] else (low, high)
         self._compared = (began, own) if is_close else None
 
     def now(self) -> datetime:
-        """Return the time by the store's clock, or by this computer's until the store has been asked."""
+        """Return the time by the store's clock, or by this computer's until the first comparison."""
         wall = self._wall()
         own = wall.timestamp() - self._uptime()
         low, high = self._bounds
@@ -100,14 +103,14 @@ class StoreClock:
 
     @property
     def warning(self) -> str:
-        """A warning that this computer's clock differs from the store's, or an empty string."""
+        """A warning if this computer's clock differs from the store's; otherwise an empty string."""
         shift = (self._wall() - self.now()).total_seconds()
         if abs(shift) < WARN_SECONDS:
             return ""
         side = "ahead of" if shift > 0 else "behind"
         return (
-            f"this computer's clock is {abs(shift):.0f} s {side} the store's: the store's is used; "
-            "set this one, for example by NTP"
+            f"this computer's clock is {abs(shift):.0f} s {side} the store's, so the store's clock is used; "
+            "set this computer's clock, for example by NTP"
         )
 
     def _own_offset(self) -> float:
@@ -121,7 +124,7 @@ class StoreClock:
 
 
 def store_time(store: ObjectStore) -> datetime:
-    """Return the time by the store's clock, and ask the store for it if a comparison is due.
+    """Return the time by the store's clock, after a new comparison if one is due.
 
     Raises:
         TransientError: the store does not answer.
@@ -134,7 +137,7 @@ def store_time(store: ObjectStore) -> datetime:
 def _time_of_put(store: ObjectStore) -> datetime:
     """Put an object and delete it again; return the time of the put by the store's clock.
 
-    Its key is new, so no cache in between can return an older answer.
+    The object's key is new, so no cache can return an older answer.
     """
     key = keys.probe(new_nonce())
     store = with_retries(store)
@@ -150,7 +153,7 @@ _lock = threading.Lock()
 
 
 def clock_of(store: ObjectStore) -> StoreClock:
-    """Return this process's StoreClock for the store, the same one for every opening of the store."""
+    """Return the StoreClock that all users of this store share in this process."""
     url = store.canonical_url
     with _lock:
         return _clocks.setdefault(url, StoreClock())

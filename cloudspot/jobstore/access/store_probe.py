@@ -1,4 +1,4 @@
-"""A check before a store is used: it must refuse to create the same key twice."""
+"""A check before a store is used: the store must refuse to create the same key twice."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from cloudspot.jobstore.layout.records import new_nonce
 def probe(store: ObjectStore) -> None:
     """Create a random key twice: the second attempt must be refused and must change nothing.
 
-    Some servers ignore the condition and overwrite; others do so only on a bucket with versioning. On such
-    stores two controllers would both win, and a job would train twice. The probe deletes its key again.
+    Some servers ignore the condition and overwrite the object; others do so only if the bucket has
+    versioning. On such stores, two controllers would both win, and a job would train twice. The probe deletes
+    its key afterwards.
 
     Raises:
-        StoreRefused: the store breaks this promise; the message describes what it did.
-        AuthError: the rights to write, read or delete are missing.
+        StoreRefused: the store breaks this promise; the message describes how.
+        AuthError: the permission to write, read or delete is missing.
     """
     key = keys.probe(new_nonce())
     first, second = new_nonce().encode(), new_nonce().encode()
     store = with_retries(store)
     try:
         if create(store, key, first) is not None:
-            raise StoreRefused(f"{store.url}: a new key holds other bytes than those put")
+            raise StoreRefused(f"{store.url}: a new object does not hold the bytes that were put")
     except AuthError as error:
         raise AuthError(f"{store.url} cannot be written to: {error}") from error
     try:
         if _second_create_is_accepted(store, key, second):
             raise StoreRefused(
-                f"{store.url}: a second create of the same key was accepted, so that two writers could both "
-                "win; use another store, or a bucket that never had versioning"
+                f"{store.url}: a second create of the same key was accepted, so two writers could both "
+                "succeed; use another store, or a bucket that never had versioning"
             )
         found = find_bytes(store, key)
         if found != first:

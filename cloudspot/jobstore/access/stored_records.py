@@ -1,4 +1,4 @@
-"""Records under their keys: read one, find one that may be missing, create one permanently."""
+"""Records under their keys: read one, look for one that may be missing, create one permanently."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def read_record(store: ObjectStore, key: str, record_type: type[codec.Record]) -
     """Return the record under ``key``.
 
     Raises:
-        ObjectMissing: there is none.
+        ObjectMissing: no object has that key.
     """
     data = read_large(store, key) if record_type in _LARGE else store.get(key)
     return codec.decode(data, record_type, key=key)
 
 
 def find_record(store: ObjectStore, key: str, record_type: type[codec.Record]) -> codec.Record | None:
-    """Return the record under ``key``, or None."""
+    """Return the record under ``key``, or None if there is no such object."""
     try:
         return read_record(store, key, record_type)
     except ObjectMissing:
@@ -38,7 +38,7 @@ def find_record(store: ObjectStore, key: str, record_type: type[codec.Record]) -
 
 
 def find_bytes(store: ObjectStore, key: str) -> bytes | None:
-    """Return the bytes under ``key``, or None."""
+    """Return the bytes under ``key``, or None if there is no such object."""
     try:
         return store.get(key)
     except ObjectMissing:
@@ -46,7 +46,7 @@ def find_bytes(store: ObjectStore, key: str) -> bytes | None:
 
 
 def find_meta(store: ObjectStore, key: str) -> ObjectMeta | None:
-    """Return the metadata of the object under ``key``, or None."""
+    """Return the metadata of the object under ``key``, or None if there is no such object."""
     try:
         return store.head(key)
     except ObjectMissing:
@@ -56,7 +56,7 @@ def find_meta(store: ObjectStore, key: str) -> ObjectMeta | None:
 def first_names(store: ObjectStore, prefix: str) -> Iterator[str]:
     """Yield the distinct first segments of the names below a prefix, in order, each with its slash if any.
 
-    Each takes one request.
+    Each segment takes one request.
     """
     after: str | None = None
     while True:
@@ -65,15 +65,15 @@ def first_names(store: ObjectStore, prefix: str) -> Iterator[str]:
             key = page.objects[0].key
             name, slash, _ = key.removeprefix(prefix).partition("/")
             yield name + slash
-            after = f"{prefix}{name}/~" if slash else key  # Sorts after all keys of ours below this name.
+            after = f"{prefix}{name}/~" if slash else key  # Sorts after all our keys below this name.
         elif page.next_after is None:
             return
-        else:  # the page has only foreign names that are not keys
+        else:  # the page has only foreign names, which are not valid keys
             after = page.next_after
 
 
 def create_record(store: ObjectStore, key: str, record: Created) -> Created:
-    """Put the record under ``key`` unless the key is taken; return the record that is stored there.
+    """Put the record under ``key`` unless the key is taken; return the record that is then stored there.
 
     Raises:
         TransientError: the outcome is unknown; call again with the same record.

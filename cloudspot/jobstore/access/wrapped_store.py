@@ -1,4 +1,4 @@
-"""A store around another one: the base class of stores that repeat, count or fail requests."""
+"""A store around another store: the base class of stores that repeat, count or fail requests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 class WrappedStore(ObjectStore):
-    """Passes every call on; those that make a request go through ``_call``, which subclasses override.
+    """Passes every call on to the inner store; requests go through ``_call``, which subclasses override.
 
     ``presign_get`` makes no request.
     """
 
-    _is_checked: ClassVar[bool] = False  # the inner store is checked
+    _is_checked: ClassVar[bool] = False  # the inner store makes this check
 
     def __init__(self, inner: ObjectStore) -> None:
         self.url = inner.url

@@ -23,17 +23,17 @@ BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """A chunk with its key and its position in its part."""
+    """A chunk, with its key and its position in its part."""
 
     key: str
     chunk: Chunk
     part: Part
     start: int
-    """Bytes from the beginning of the part."""
+    """The offset of the chunk in its part, in bytes."""
 
     @property
     def is_compressed(self) -> bool:
-        """Whether its object is shorter than the chunk."""
+        """Whether the stored object is compressed, and so shorter than the chunk."""
         return self.chunk.stored is not None
 
 
@@ -52,10 +52,10 @@ def stored_chunks(job_id: str, manifest: Manifest) -> list[StoredChunk]:
 
 
 def check_sizes(store: ObjectStore, job_id: str, manifest: Manifest, chunks: Sequence[StoredChunk]) -> None:
-    """Check by listings that all chunks exist and have the sizes in the manifest.
+    """Check by listings that all chunks exist, with the sizes that the manifest states.
 
-    For a compressed chunk, only an upper bound is checked: its size depends on the library of the last
-    writer.
+    The size of a compressed chunk has only an upper bound, because it depends on the version of the library
+    that wrote it last.
 
     Raises:
         CorruptData: a chunk is missing or has another size.
@@ -75,15 +75,15 @@ def check_sizes(store: ObjectStore, job_id: str, manifest: Manifest, chunks: Seq
 
 @contextmanager
 def read_chunk(store: ObjectStore, stored: StoredChunk, buffer: bytearray) -> Iterator[memoryview]:
-    """Lend the verified bytes of a chunk; the buffer must be at least one byte longer.
+    """Lend the verified bytes of a chunk; the buffer must be at least one byte longer than the chunk.
 
     Raises:
-        CorruptData: the chunk is missing, cut short or changed, even when it is read again.
+        CorruptData: the chunk is missing, too short, too long or changed, even on a second read.
     """
     with memoryview(buffer) as room:
         try:
             size = _read_into(store, stored, room)
-        except CorruptData:  # The error may have happened in transit.
+        except CorruptData:  # The bytes may have been damaged in transit, so read them again.
             size = _read_into(store, stored, room)
         with room[:size] as data:
             yield data
@@ -92,7 +92,7 @@ def read_chunk(store: ObjectStore, stored: StoredChunk, buffer: bytearray) -> It
 def _read_into(store: ObjectStore, stored: StoredChunk, room: memoryview) -> int:
     """Read the verified bytes of a chunk into memory; return their number."""
     try:
-        # One more byte reveals that an object is too long, without reading all of it.
+        # The extra byte reveals an object that is too long, without reading all of it.
         with room[: stored.chunk.size + 1] as target:
             size = store.get_range_into(stored.key, 0, target)
     except ObjectMissing as error:
@@ -111,22 +111,22 @@ def _read_into(store: ObjectStore, stored: StoredChunk, room: memoryview) -> int
 
 
 def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, Data]]:
-    """Yield the bytes of a chunk in blocks, each with its offset; they are verified only at the end.
+    """Yield the bytes of a chunk in blocks, each with its offset; the checksum is compared only at the end.
 
-    This is for readers that can discard the results. With blocks of ``BLOCK_BYTES`` they need a fraction of
-    the memory.
+    For readers that can discard the results; blocks of ``BLOCK_BYTES`` need only a fraction of a chunk's
+    memory.
 
     Raises:
-        CorruptData: the chunk is missing, cut short or changed.
+        CorruptData: the chunk is missing, too short, too long or changed.
     """
     return _verified(stored, _read_object(store, stored))
 
 
 def read_stored(store: ObjectStore, stored: StoredChunk) -> Iterator[bytes]:
-    """Yield the bytes of a chunk's object, compressed or not; they are verified only at the end.
+    """Yield the bytes of a chunk's object, compressed or not; the checksum is compared only at the end.
 
     Raises:
-        CorruptData: see ``read_blocks``.
+        CorruptData: as in ``read_blocks``.
     """
     waiting: list[bytes] = []
 
@@ -141,7 +141,7 @@ def read_stored(store: ObjectStore, stored: StoredChunk) -> Iterator[bytes]:
 
 
 def _read_object(store: ObjectStore, stored: StoredChunk) -> Iterator[bytes]:
-    """Yield the bytes of a chunk's object in blocks; if it is too long, include at least one extra byte."""
+    """Yield the bytes of a chunk's object in blocks, with at least one extra byte if it is too long."""
     for start in range(0, stored.chunk.size, BLOCK_BYTES):
         length = min(BLOCK_BYTES, stored.chunk.size - start)
         is_last = start + length == stored.chunk.size

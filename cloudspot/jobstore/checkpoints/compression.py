@@ -1,13 +1,13 @@
-"""Compress the chunks of checkpoints: group the bytes of numbers by plane, then apply zstd; pure.
+"""Compress the chunks of checkpoints by grouping the bytes of numbers into planes, then applying zstd; pure.
 
-The high bytes of trained numbers hold the sign and the exponent and are much alike; the low bytes are noise.
-So the bytes of a block are split into planes (the first byte of each number, the second, ...), and each
-plane is compressed separately, unless a sample of it shows that this saves next to nothing. The width of the
-numbers is found by trying, block by block, because a script's own files do not state it.
+The high bytes of trained numbers hold the sign and the exponent and are much alike; the low bytes are mostly
+noise. So each block is split into planes (the first byte of each number, the second, ...), and each plane is
+compressed separately, unless a sample of it shows that this saves almost nothing. The width of the numbers is
+found by trial, block by block, because a script's own files do not state it.
 
-A compressed chunk is ``MAGIC`` followed by its blocks. A block is its length and its number of planes
-(``_BLOCK``), the stored length of each plane (32 bits, little-endian), and the planes: byte ``i`` of the
-block is in plane ``i % num_planes``. A plane whose stored length is its own length is not compressed; a
+A compressed chunk is ``MAGIC`` followed by its blocks. A block consists of its length and its number of
+planes (``_BLOCK``), the stored length of each plane (32 bits, little-endian), and the planes: byte ``i`` of
+the block is in plane ``i % num_planes``. A plane that is stored at its own length is not compressed; a
 shorter one is a zstd frame that states the size of its content.
 """
 
@@ -29,12 +29,13 @@ BLOCK_BYTES = 4 << 20
 """Splitting a block of this size holds the interpreter's lock for about a millisecond per plane."""
 MAX_PLANES = 16
 MAX_SHARE = 0.9
-"""Data stays uncompressed unless compression makes it shorter than this share of its size."""
+"""Data stays uncompressed unless compression reduces it to this share of its size or less."""
 _LEVEL = 1
-"""Higher levels take longer and save nothing on this data."""
+"""Higher levels take longer and save nothing more on this data."""
 _PLANES_PARAMETERS = {"min_match": 7, "hash_log": 6}
-"""In a plane of numbers, only the frequencies of bytes help. With a tiny hash table zstd does not search for
-repetitions: this is twice as fast and gives a result that is a tenth smaller."""
+"""A plane of numbers has few repetitions, only uneven byte frequencies. With a tiny hash table zstd does not
+search for repetitions, which is twice as fast and gives a result that is a tenth smaller.
+"""
 _SAMPLE_BYTES = 128 << 10
 _WIDTHS = 1, 2, 4, 8
 """The possible widths of a number, in bytes."""
@@ -42,10 +43,10 @@ _BLOCK = struct.Struct("<IB")
 
 
 def compress(data: Data, goes_on: Callable[[], bool] = lambda: True) -> bytearray | None:
-    """Return the compressed data, or None if that saves less than a tenth or fails.
+    """Return the compressed data, or None if compression fails or saves less than a tenth.
 
     With the same version of the library, the same bytes give the same result. ``goes_on`` is called before
-    each block; once it returns False, the compression stops and returns None.
+    each block; if it returns False, the compression stops and returns None.
     """
     import zstandard
 
@@ -66,14 +67,14 @@ def compress(data: Data, goes_on: Callable[[], bool] = lambda: True) -> bytearra
 
 
 def decompress(pieces: Iterator[Data], size: int, what: str) -> Iterator[bytearray]:
-    """Yield the ``size`` bytes of a compressed chunk in blocks; ``what`` names it in messages.
+    """Yield the ``size`` bytes of a compressed chunk in blocks; ``what`` names the chunk in messages.
 
-    ``pieces`` are the stored bytes, split anywhere; they are consumed as needed. The result has the right
-    length, but its content is not verified: that takes a checksum.
+    ``pieces`` are the stored bytes, divided at any positions; they are consumed as needed. The result has the
+    right length, but its content is not verified: the caller compares a checksum.
 
     Raises:
-        CorruptData: ``compress`` cannot have made the pieces from ``size`` bytes. False lengths in them never
-            make this allocate more than a block.
+        CorruptData: ``compress`` cannot have made the pieces from ``size`` bytes. Even if they state false
+            lengths, no more than a block is allocated.
     """
     import zstandard
 
@@ -94,7 +95,8 @@ def decompress(pieces: Iterator[Data], size: int, what: str) -> Iterator[bytearr
             plane = stored.take(stored_bytes)
             if stored_bytes < plane_bytes:
                 try:
-                    # Check the size first: decompression allocates as much memory as the frame states.
+                    # Check the size first, because decompression allocates as much memory as the frame
+                    # states.
                     is_right = zstandard.frame_content_size(plane) == plane_bytes
                     plane = decompressor.decompress(plane, allow_extra_data=False) if is_right else b""
                 except zstandard.ZstdError as error:
@@ -112,16 +114,17 @@ class Cost(NamedTuple):
     """The cost of uploading one chunk."""
 
     compress_seconds: float
-    """The time spent on compression, even if the chunk was then put uncompressed."""
+    """The time spent on compression, even if the chunk was then uploaded uncompressed."""
     saved_bytes: int
     put_seconds: float
     put_bytes: int
 
 
 def shortens(costs: Sequence[Cost]) -> bool:
-    """Return whether compressing its chunks made an upload shorter.
+    """Return whether an upload took less time because its chunks were compressed.
 
-    Each thread compresses a chunk, then puts it; the saved bytes would have taken as long as the sent ones.
+    Each thread compresses a chunk, then puts it; the saved bytes would have taken as long, per byte, as the
+    sent bytes.
     """
     compress_seconds = sum(cost.compress_seconds for cost in costs)
     saved_bytes = sum(cost.saved_bytes for cost in costs)
@@ -133,8 +136,8 @@ def shortens(costs: Sequence[Cost]) -> bool:
 class Compression:
     """Decides when a node compresses chunks: always during the training, otherwise only if that is faster.
 
-    A drain has a deadline, and nothing may delay its commit. So it compresses only if the last upload during
-    the training was measured and was shorter because of the compression.
+    A drain has a deadline, and nothing may delay its commit. So its chunks are compressed only if compression
+    was measured to shorten the last upload during the training.
     """
 
     def __init__(self) -> None:
@@ -145,7 +148,7 @@ class Compression:
         return in_background or shortens(self._costs)
 
     def note(self, costs: Sequence[Cost]) -> None:
-        """Record the costs of the chunks of a background upload, if it sent any."""
+        """Record the costs of a background upload's chunks, if it sent any."""
         self._costs = costs or self._costs
 
 
@@ -163,7 +166,7 @@ def _add_block(
         width: [len(_shorter(plane, compressors[width])) for plane in planes]
         for width, planes in samples.items()
     }
-    # Each further plane must save 1/400, because splitting and joining take time.
+    # Each further plane must save 1/400 of the bytes, because splitting and joining take time.
     width = min(_WIDTHS, key=lambda width: sum(sizes[width]) + width * len(sample) // 400)
     planes = [block[number::width] for number in range(width)]
     for number, (size, plane) in enumerate(zip(sizes[width], samples[width], strict=True)):
@@ -176,7 +179,7 @@ def _add_block(
 
 
 def _shorter(plane: bytes, compressor: zstandard.ZstdCompressor) -> bytes:
-    """Return the plane, compressed if that shortens it enough."""
+    """Return the plane, compressed if that makes it short enough."""
     compressed = compressor.compress(plane)
     return compressed if len(compressed) <= MAX_SHARE * len(plane) else plane
 
@@ -198,14 +201,14 @@ class _Stored:
         runs: list[memoryview] = []
         while count:
             if self.is_over():
-                raise CorruptData(f"{self._what} ends too early")
+                raise CorruptData(f"{self._what} is truncated")
             run, self._rest = self._rest[:count], self._rest[count:]
             runs.append(run)
             count -= len(run)
         return runs[0] if len(runs) == 1 else b"".join(runs)
 
     def is_over(self) -> bool:
-        """Return whether no byte is left."""
+        """Return whether all bytes have been taken."""
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:

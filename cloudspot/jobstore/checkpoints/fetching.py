@@ -1,4 +1,4 @@
-"""Fetch checkpoints from the bucket to the disk: verify every chunk, and never write outside the target."""
+"""Fetch checkpoints from the bucket to the disk: verify every chunk, and write nothing outside the target."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from cloudspot.jobstore.layout.records import File, Manifest, Part
 from cloudspot.train.handoff import ON_DEMAND, RESTORE_MANIFEST
 
 _MAX_LINK_BYTES = 4096
-"""Linux accepts no longer path."""
+"""The maximum length of a path on Linux."""
 _AGE_NANOSECONDS = 1_000_000
-"""The difference between the times of successive files of a restored directory."""
+"""The difference between the modification times of successive files in a restored directory."""
 
 
 def verify(
@@ -45,11 +45,11 @@ def verify(
     *,
     progress: Callable[[int], None] = lambda _count: None,
 ) -> None:
-    """Read every chunk of the checkpoint and verify its checksum; call ``progress`` with the bytes read.
+    """Read every chunk of the checkpoint and verify its checksum; pass the number of bytes to ``progress``.
 
     Raises:
-        CorruptData: the manifest contradicts itself, or a chunk is missing, cut short or changed, even when
-            it is read again; the message names the first problem.
+        CorruptData: the manifest contradicts itself, or a chunk is missing, too short, too long or changed,
+            even on a second read; the message names the first problem.
     """
     check_manifest(manifest)
     store = with_retries(store)
@@ -80,24 +80,25 @@ def fetch(
 ) -> int:
     """Write a checkpoint to the disk, verified.
 
-    The files of a session's checkpoint go into ``directory``, which is made if needed: ``part-<rank>.bin``
-    for each rank, and ``restore.json`` last. A script's own checkpoint becomes its original directory, below
-    ``directory`` (the working directory), and appears there only when it is complete. Its files outside any
-    directory replace existing ones. Before that, ``accept`` is called with the directory that holds the
-    checkpoint, and may raise. Files with other names are left alone, and no symlink is followed. ``progress``
-    is called with the number of bytes as they arrive.
+    The files of a session's checkpoint are written to ``directory``, which is created if needed:
+    ``part-<rank>.bin`` for each rank, and ``restore.json`` last. A script's own checkpoint is restored as its
+    original directory, below ``directory`` (the working directory). The checkpoint appears there only when it
+    is complete; files that it has outside any directory replace existing ones. Before it appears, ``accept``
+    is called with the path of the directory that holds it, and may raise. Files with other names are left
+    alone, and no symlink is followed. ``progress`` is called with the number of bytes as they arrive.
 
-    For a script's own checkpoint, ``nodes`` lists the nodes whose files are fetched; if several have a file
-    with the same path, that of the first one is kept. With None, the files of all nodes are fetched; if
-    several nodes brought some, each node's files go below ``node-<number>``.
+    For a script's own checkpoint, ``nodes`` lists the nodes whose files are fetched; if several nodes have a
+    file of the same path, the first node's is kept. With None, the files of all nodes are fetched; if several
+    nodes have files, each node's are put below ``node-<number>``.
 
-    For a session's checkpoint, the files of the ranks in ``present`` are already in ``directory``, and nobody
-    else may write to them. Their chunks that verify are not read from the store. Return the bytes of those
-    chunks.
+    For a session's checkpoint, the files of the ranks in ``present`` are already in ``directory``, and no
+    other process may write to them. Chunks that verify there are not read from the store; their total bytes
+    are returned.
 
     Raises:
-        CorruptData: the manifest is not safe to follow, or a chunk is missing, cut short or changed.
-        CloudspotError: the disk refuses, its space does not suffice (which is checked before anything is
+        CorruptData: the manifest is not safe to follow, or a chunk is missing, too short, too long or
+            changed.
+        CloudspotError: the disk refuses, it has too little space (which is checked before anything is
             written), or the checkpoint directory exists already.
     """
     check_manifest(manifest)
@@ -106,8 +107,7 @@ def fetch(
         stored for stored in stored_chunks(job_id, manifest) if nodes is None or stored.part.rank in nodes
     ]
     writer = _ChunkWriter(store, chunks, present, progress)
-    # Everything in the manifest must exist before a byte is written, so that no false claim can fill the
-    # disk.
+    # All chunks must exist before a byte is written, so that no false size in the manifest can fill the disk.
     check_sizes(store, job_id, manifest, chunks)
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def fetch(
 
 
 def holds_files(manifest: Manifest, node: int, directory: Path) -> bool:
-    """Return whether a node's files of a script's own checkpoint are unchanged below the directory."""
+    """Return whether the directory holds a node's files of a script's own checkpoint, unchanged."""
     buffer = bytearray(1 + max((chunk.size for part in manifest.parts for chunk in part.chunks), default=0))
     part = manifest.parts[node]
     try:
@@ -143,7 +143,7 @@ def lay_out(
 ) -> None:
     """Make the files of a session's checkpoint as ``fetch`` does, but empty; ``fetch_ranges`` fills them.
 
-    This checks that the store has all chunks. Files of the ranks in ``present`` are left unchanged.
+    Check that the store has all chunks. The files of the ranks in ``present`` are left unchanged.
 
     Raises:
         CorruptData: the manifest is not safe to follow, or a chunk is missing or has another size.
@@ -167,15 +167,15 @@ def fetch_ranges(
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
 ) -> tuple[int, int]:
-    """Fill some ranges of the files that ``lay_out`` has made, with verified bytes.
+    """Write verified bytes into some ranges of the files that ``lay_out`` has made.
 
-    ``ranges`` maps each file to pairs of a first byte and the byte after the last one. Every chunk that they
-    touch is read as a whole, unless it verifies in the file already. Return the bytes of all touched chunks,
-    and the bytes of those that were already there.
+    ``ranges`` maps each file to pairs of a first byte and the byte after the last one. Every chunk that a
+    range touches is read whole, unless the file already holds its verified bytes. Return the total bytes of
+    all touched chunks, and of those that the files held already.
 
     Raises:
-        CorruptData: a chunk is missing, cut short or changed.
-        CloudspotError: the disk refuses, or has no space for them.
+        CorruptData: a chunk is missing, too short, too long or changed.
+        CloudspotError: the disk refuses, or has too little space for the chunks.
     """
     store = with_retries(store)
     chunks = [stored for stored in stored_chunks(job_id, manifest) if _is_touched(stored, ranges)]
@@ -196,7 +196,7 @@ def _is_touched(stored: StoredChunk, ranges: Mapping[str, Sequence[tuple[int, in
 
 
 class _ChunkWriter:
-    """Writes chunks to files. Each thread keeps its buffer, because touching fresh memory costs the most."""
+    """Writes chunks to files. Each thread reuses its buffer, because touching fresh memory costs most."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class _ChunkWriter:
         present: Collection[int],
         progress: Callable[[int], None],
     ) -> None:
-        """Take the chunks to write. Those of the ranks in ``present`` may be in the files already."""
+        """Take the chunks to write. Chunks of the ranks in ``present`` may be in the files already."""
         self._store = store
         self._present = present
         self._progress = progress
@@ -215,11 +215,11 @@ class _ChunkWriter:
 
     @property
     def present_bytes(self) -> int:
-        """The bytes of the chunks that were already in the files."""
+        """The total bytes of the chunks that were already in the files."""
         return sum(self._found)
 
     def write(self, root: Path, files: Sequence[File], stored: StoredChunk) -> None:
-        """Make the files below a directory hold a chunk's verified bytes."""
+        """Write a chunk's verified bytes to its files below a directory, unless they are there already."""
         if not hasattr(self._own, "buffer"):
             self._own.buffer = bytearray(self._room)
         if stored.part.rank in self._present and _is_there(root, files, stored, self._own.buffer):
@@ -231,7 +231,7 @@ class _ChunkWriter:
 
 
 def is_restored(directory: Path, manifest: Manifest) -> bool:
-    """Return whether a session's checkpoint was restored there, without reading its bytes.
+    """Return whether a session's checkpoint was restored to the directory; no part is read.
 
     Raises:
         CorruptData: the manifest is not safe to follow.
@@ -247,7 +247,7 @@ def is_restored(directory: Path, manifest: Manifest) -> bool:
 
 
 def comes_on_demand(directory: Path) -> bool:
-    """Return whether ``lay_out`` has made the files of the checkpoint in the directory."""
+    """Return whether ``lay_out`` has made the checkpoint files in the directory."""
     found = json.loads((directory / RESTORE_MANIFEST).read_bytes())
     return isinstance(found, dict) and found.get(ON_DEMAND) is True
 
@@ -262,7 +262,7 @@ def _files_of(part: Part) -> tuple[File]:
 
 
 def _make_files(manifest: Manifest, directory: Path, present: Collection[int]) -> dict[int, tuple[File]]:
-    """Make empty files for the ranks of a session that are not present; return the files of all ranks."""
+    """Make empty files for a session's ranks outside ``present``; return the files of all ranks."""
     (directory / RESTORE_MANIFEST).unlink(missing_ok=True)
     files = {part.rank: _files_of(part) for part in manifest.parts}
     for rank, (file,) in files.items():
@@ -273,7 +273,7 @@ def _make_files(manifest: Manifest, directory: Path, present: Collection[int]) -
 
 
 def _description(manifest: Manifest, *, on_demand: bool = False) -> bytes:
-    """Return the restore manifest that the training reads, with the seals exactly as they were written."""
+    """Return the restore manifest, which the training reads, with the seals exactly as they were written."""
     head = {
         "generation": manifest.generation,
         "step": manifest.step,
@@ -305,7 +305,7 @@ def _fetch_directories(
         roots = {part.rank: _root_of(staging, part) for part in parts}
         for part in parts:
             for file in part.files:
-                # The file must be new: a disk that ignores case maps two names to the same file.
+                # Require a new file, because a disk that ignores case maps two names to the same file.
                 path = make_parents(roots[part.rank], file.name)
                 _set_size(path, file.size, flags=os.O_CREAT | os.O_EXCL)
         map_parallel(
@@ -331,14 +331,14 @@ def _fetch_directories(
 
 
 def _root_of(staging: Path, part: Part) -> Path:
-    """Make and return the directory for the files of a part, separate from those of other parts."""
+    """Make a directory for the files of a part, apart from those of other parts; return its path."""
     root = staging / str(part.rank)
     root.mkdir()
     return root if part.directory == "." else make_parents(root, f"{part.directory}/file").parent
 
 
 def _make_link(root: Path, file: File, part: Part) -> None:
-    """Make a link to a file of its checkpoint, or to a directory of such files; refuse any other target."""
+    """Make a link to a file of the same checkpoint or to a directory of such files; refuse all others."""
     path = root / file.name
     target = os.fsdecode(path.read_bytes()) if file.size <= _MAX_LINK_BYTES else ""
     lands = posixpath.normpath(posixpath.join(posixpath.dirname(file.name), target))
@@ -350,9 +350,9 @@ def _make_link(root: Path, file: File, part: Part) -> None:
 
 
 def _place(source: Path, target: Path) -> None:
-    """Move the contents of one directory to another, and files at the top last: they mark a checkpoint.
+    """Move the contents of one directory to another, top-level files last, because these mark a checkpoint.
 
-    A new directory appears at once; an existing file is replaced.
+    A new directory appears in one step; an existing file is replaced.
     """
     for entry in sorted(source.iterdir(), key=lambda path: (not path.is_dir() or path.is_symlink(), path)):
         place = target / entry.name
@@ -370,8 +370,8 @@ def _place(source: Path, target: Path) -> None:
 def _check_room(directory: Path, manifest: Manifest, num_bytes: int) -> None:
     """Check that the disk has space for these bytes of a checkpoint.
 
-    A few compressed bytes can claim to be chunks of any size. Space that the files of its parts already
-    occupy counts as free.
+    A few compressed bytes can claim to be a chunk of any size. Space that this checkpoint's part files
+    already occupy counts as free.
     """
     names = {part_file(part.rank) for part in manifest.parts}
     held = sum(path.lstat().st_blocks * 512 for path in directory.iterdir() if path.name in names)
@@ -387,7 +387,7 @@ def _set_size(path: Path, size: int, *, flags: int) -> None:
 
 
 def _is_there(root: Path, files: Sequence[File], stored: StoredChunk, buffer: bytearray) -> bool:
-    """Return whether the files already hold a chunk's bytes."""
+    """Return whether the files already hold the verified bytes of a chunk."""
     position = 0
     with memoryview(buffer) as room:
         for name, offset, length in extents(files, stored.start, stored.chunk.size):
@@ -402,7 +402,7 @@ def _is_there(root: Path, files: Sequence[File], stored: StoredChunk, buffer: by
 
 
 def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryview) -> None:
-    """Write a chunk's bytes to the files over which its part is spread."""
+    """Write a chunk's bytes to the files that its part consists of."""
     position = 0
     for name, offset, length in extents(files, stored.start, stored.chunk.size):
         descriptor = os.open(root / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -415,13 +415,13 @@ def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryv
 
 
 def _check_free(directory: Path, name: str) -> None:
-    """Check that a checkpoint directory does not exist yet, and make the directories above it."""
+    """Check that a checkpoint directory does not exist yet, and make its parent directories."""
     try:
         path = make_parents(directory, name)
     except SymlinkError as error:
         raise CorruptData(f"checkpoint directory {name!r}: {error.strerror}") from error
     if os.path.lexists(path):
-        raise CloudspotError(f"checkpoint directory {path} exists already; remove it first")
+        raise CloudspotError(f"checkpoint directory {path} already exists; remove it first")
 
 
 def _remove(path: Path) -> None:
@@ -437,5 +437,5 @@ def _disk_errors(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CloudspotError(
-            f"cannot put a checkpoint into {directory}: {error.strerror or error}"
+            f"cannot write a checkpoint to {directory}: {error.strerror or error}"
         ) from error

@@ -1,4 +1,4 @@
-"""Check a checkpoint's records for consistency: pure, without trust in any writer, and without unpickling."""
+"""Check a checkpoint's records for consistency: pure; trusts no writer and unpickles nothing."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cloudspot.jobstore.layout.seals import Item, Seal, plan_digest
 from cloudspot.train.state import boxes
 
 MAX_CHUNK_BYTES = 64 << 20
-"""Chunks are read into memory whole, several at once; no writer makes larger ones."""
+"""The largest chunk that writers make: readers hold several whole chunks in memory at once."""
 MAX_PARTS = 10_000
-"""The limit of ranks, which have four digits in keys."""
+"""The limit for the number of ranks, which have four digits in keys."""
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
 def check_manifest(manifest: Manifest) -> None:
     """Check that the manifest describes one whole checkpoint and nothing unsafe.
 
-    Every part is valid by itself, the ranks that bring parts appear once and in order, and all parts belong
-    to this save. The parts of a session come from one plan: the items in the seals form the table whose
+    Every part is valid by itself, the ranks that bring parts are in order without repetition, and all parts
+    belong to this save. A session's parts come from one plan: the items in the seals form the table whose
     digest is in every seal, so each item of the plan appears once. The shards of a tensor cover each of its
-    elements once. The state of each rank appears once.
+    elements exactly once. The state of each rank appears exactly once.
 
     Raises:
         CorruptData: the message names the checkpoint and the first problem.
@@ -138,7 +138,7 @@ def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
     whole: set[str] = set()
     for seal in seals:
         for item in seal.items:
-            # No shards exist of an item that is stored whole. The boxes of shards are checked below.
+            # An item that is stored whole has no shards. The boxes of shards are checked below.
             if item.name in whole or (item.name in shards and not item.is_shard):
                 yield f"it holds item {item.name!r} twice"
             if item.is_shard:
@@ -178,7 +178,7 @@ def _file_problems(part: Part) -> Iterator[str]:
 
 
 def _collisions(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield paths that cannot coexist: the same path twice on a node, or a path below a file."""
+    """Yield paths that cannot coexist: a path that a node has twice, or a path below a file."""
     directories = {part.directory or "" for part in parts}
     taken: set[str] = set()
     for part in parts:
@@ -197,7 +197,7 @@ def _collisions(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def parents(path: str) -> Iterator[str]:
-    """Yield the directories above a ``/``-separated path, the nearest first."""
+    """Yield the directories above a path with ``/`` as separator, the nearest first."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path

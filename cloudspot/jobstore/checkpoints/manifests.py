@@ -1,4 +1,4 @@
-"""Checkpoints in the bucket: a manifest lists the parts, and a commit in the journal makes it count."""
+"""Checkpoints in the bucket: a manifest lists the parts; a commit in the journal makes them count."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from cloudspot.jobstore.layout.records import (
 
 
 class Superseded(CloudspotError):
-    """The checkpoint's generation no longer counts: another one follows it, or the job is over."""
+    """The checkpoint's generation no longer counts: another generation follows it, or the job is over."""
 
 
 def read_manifest(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Manifest:
-    """Return the manifest of a checkpoint after checks: its paths, sizes and tables are safe to follow.
+    """Return the manifest of a checkpoint, checked: its paths, sizes and tables are safe to follow.
 
     Raises:
-        CorruptData: it is malformed, contradicts itself or belongs to another checkpoint; the message names
-            the key.
-        ObjectMissing: there is no such checkpoint, or it was deleted.
+        CorruptData: the manifest is malformed, contradicts itself or belongs to another checkpoint; the
+            message names the key.
+        ObjectMissing: no such checkpoint exists, or it has been deleted.
     """
     key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
     manifest = read_record(with_retries(store), key, Manifest)
     if manifest.id != checkpoint:
-        raise CorruptData(f"{key} holds the manifest of checkpoint {manifest.id}")
+        raise CorruptData(f"{key} holds the manifest of another checkpoint: {manifest.id}")
     try:
         check_manifest(manifest)
     except CorruptData as error:
@@ -53,16 +53,17 @@ def read_manifest(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> 
 
 @contextmanager
 def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Iterator[None]:
-    """Distinguish damage from deletion: a running job may delete an old checkpoint while it is being read.
+    """Distinguish damage from deletion, because a running job may delete an old checkpoint during a read.
 
     Raises:
-        ObjectMissing: the block found a part of the checkpoint missing or corrupt, and it has been deleted.
+        ObjectMissing: the block found an object of the checkpoint missing or corrupt, and the checkpoint has
+            been deleted.
     """
     try:
         yield
     except CorruptData as error:
         if not stands(store, job_id, checkpoint):
-            raise ObjectMissing(f"checkpoint {checkpoint} was deleted while it was read") from error
+            raise ObjectMissing(f"checkpoint {checkpoint} was deleted while it was being read") from error
         raise
 
 
@@ -83,18 +84,19 @@ def try_commit(
 ) -> Commit | None:
     """Commit the save if all its parts exist; return the commit, or None if a part is missing.
 
-    If the save may not follow the newest checkpoint that counts, return that checkpoint's commit. Any node
-    that sees every part may commit; all of them get the same record. See ``write_manifest`` for ``known``.
-    ``writer`` is a new nonce for the appended record, by which its writer recognises it.
+    If the newest checkpoint that counts excludes this save, return that checkpoint's commit instead. Any node
+    that sees every part may commit; all of them return the same record. For ``known``, see
+    ``write_manifest``. ``writer`` is a new nonce by which the caller recognises its own record in the
+    journal.
 
     Raises:
         CorruptData: the parts do not form one checkpoint, or one of them contradicts itself.
-        Superseded: its generation is no longer the newest one, or the job is over.
+        Superseded: the save's generation is no longer the newest one, or the job is over.
     """
     record: Commit | None = None
     while True:
-        # Append only a decision that is based on all records before its number, so that no commit comes
-        # between a node's choice of a checkpoint and the generation that resumes from it.
+        # Append only a decision based on all records before its number, so that no commit comes between a
+        # node's choice of a checkpoint and the generation that resumes from it.
         records = journal.read()
         standing = _standing(records, save)
         if standing is not None:
@@ -109,7 +111,7 @@ def try_commit(
 
 
 def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) -> Commit:
-    """Return a new commit of the manifest's checkpoint, to be appended to the journal."""
+    """Return a new commit record for the manifest's checkpoint, to be appended to the journal."""
     return Commit(
         generation=manifest.generation,
         step=manifest.step,
@@ -127,13 +129,15 @@ def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) ->
 
 
 def _standing(journal: Sequence[JournalRecord], save: SaveId) -> Commit | None:
-    """Return the commit of the newest checkpoint that counts if the save may not follow it, or None.
+    """Return the commit of the newest checkpoint that counts if that excludes this save, otherwise None.
 
     Raises:
         Superseded: the save can no longer count.
     """
     if not counts(journal, save.generation):
-        raise Superseded(f"checkpoint {save.checkpoint} comes too late to count")
+        raise Superseded(
+            f"checkpoint {save.checkpoint} is too late: the job has ended or begun a newer generation"
+        )
     base = head(journal)
     if base is None or may_follow(save, base):
         return None
@@ -147,11 +151,11 @@ def write_manifest(
     *,
     known: MutableMapping[str, Part] | None = None,
 ) -> Manifest | None:
-    """Write the manifest if all parts of the save exist; return the stored one, or None if a part is missing.
+    """Write the manifest if all parts of the save exist; return the stored one, or None if parts are missing.
 
-    The stored manifest belongs to another save if one of the same step and generation was complete before. A
-    listing shows whether all parts exist; only then are their records read. ``known`` maps keys to records
-    that were read or put before; those read now are added. Records never change.
+    If another save of the same step and generation was complete before, the stored manifest belongs to that
+    save. A listing shows whether all parts exist; only then are their records read. ``known`` maps keys to
+    records that were read or put earlier; newly read records are added. Records never change.
 
     Raises:
         CorruptData: the parts do not form one checkpoint, or one of them contradicts itself.
@@ -167,14 +171,14 @@ def write_manifest(
             return None
         records.update(_read_parts(store, [name for name in names if name not in records]))
     except ObjectMissing:
-        return None  # Collected in the meantime, because a newer checkpoint counts.
+        return None  # The parts were deleted in the meantime, because a newer checkpoint counts.
     known.update(records)
     for key, part in records.items():
         if key != keys.part(job_id, part.save, part.rank):
-            raise CorruptData(f"{key} holds the record of part {part.rank} of {part.save}")
+            raise CorruptData(f"{key} holds the record of another part: part {part.rank} of {part.save}")
     parts = [records[name] for name in names]
     if len({part.num_parts for part in parts}) > 1:
-        raise CorruptData(f"checkpoint {save.checkpoint}: its parts disagree on their number")
+        raise CorruptData(f"checkpoint {save.checkpoint}: its parts disagree about how many parts there are")
     manifest = Manifest(
         generation=save.generation,
         step=save.step,
@@ -198,10 +202,10 @@ def commit_whole(
     is_of_the_end: bool = False,
     known: MutableMapping[str, Part] | None = None,
 ) -> Commit | None:
-    """Commit the checkpoint if one of its saves is complete; return its commit, as ``try_commit`` does.
+    """Commit the checkpoint if one of its saves is complete; return the same commit as ``try_commit``.
 
-    The newest save is tried first; if a drain made one, that is the newest. ``is_of_the_end`` says that one
-    of the saves was made at the end of the loop.
+    The newest save is tried first; a drain's save, if there is one, is the newest. ``is_of_the_end`` states
+    that one of the saves was made at the end of the loop.
 
     Raises:
         CorruptData: the parts of a save do not form one checkpoint, and no other save is complete.
@@ -228,8 +232,8 @@ def commit_whole(
 def complete(store: ObjectStore, journal: Journal, job_id: str) -> tuple[CheckpointId, ...]:
     """Commit the newest generation's saves that are complete but not committed; return their checkpoints.
 
-    The node that brought the last part may have been lost before it could commit. Saves whose parts do not
-    form one checkpoint are skipped.
+    The node that brought the last part may have been lost before it could commit the save. Saves whose parts
+    do not form one checkpoint are skipped.
     """
     store = with_retries(store)
     newest = newest_generation(journal.read())
@@ -248,7 +252,7 @@ def complete(store: ObjectStore, journal: Journal, job_id: str) -> tuple[Checkpo
 
 
 def missing_ranks(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> frozenset[int] | None:
-    """Return the ranks that still lack a part in the checkpoint's newest save, or None if it has no parts.
+    """Return the ranks that lack a part in the checkpoint's newest save, or None if no rank has one.
 
     A relieved rank brings no part.
     """

@@ -1,7 +1,7 @@
-"""Upload the parts of a checkpoint: the chunks first, so that a part's record never lacks one.
+"""Upload the parts of a checkpoint: the chunks first, so that all chunks exist before a part's record does.
 
-Chunks are cut at the boundaries of items or large files, so that items that do not change from save to save
-form the same chunks, which are not sent again (``shared_chunks``).
+Chunks begin and end at the boundaries of items or large files, so items that do not change between two saves
+give the same chunks, which are not sent again (``shared_chunks``).
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ CHUNK_BYTES = MAX_CHUNK_BYTES
 """Large enough that the latency of a request does not matter, small enough to send several at once."""
 NUM_THREADS = 4
 MIN_BACKGROUND_BYTES = 16 << 20
-"""Smaller parts are sent before anyone could notice the load."""
+"""Smaller parts are sent so quickly that nobody would notice the load."""
 MIN_FILE_BYTES = 8 << 20
 """Files of at least this size have their own chunks."""
 
 
 class GaveWay(CloudspotError):
-    """An upload stopped at its caller's request, before its part was complete."""
+    """The upload was stopped at its caller's request, before its part was complete."""
 
 
 Lend = Callable[[int, int], AbstractContextManager[Data]]
-"""Lends bytes of a part, given their start (inclusive) and their number."""
+"""Lends bytes of a part, given the offset of the first byte and the number of bytes."""
 
 
 def session_part(seal: Seal, *, sealed_at: datetime) -> Part:
-    """Return the record of a part that one rank of a session has sealed, still without chunks."""
+    """Return the record of a part that a rank of a session has sealed, still without chunks."""
     part = Part(
         generation=seal.generation,
         step=seal.step,
@@ -82,7 +82,7 @@ def directory_part(
 ) -> Part:
     """Return the record of the files of one node's checkpoint directory, still without chunks.
 
-    ``directory``, relative to the working directory, is the place to which they are restored.
+    The files are restored to ``directory``, which is relative to the working directory.
     """
     return Part(
         generation=save.generation,
@@ -102,9 +102,10 @@ def directory_part(
 
 
 class Upload:
-    """The upload of one part, which continues where it was interrupted.
+    """The upload of one part; after an interruption, it continues where it stopped.
 
-    It is safe to repeat, also from another process: the same bytes make the same part, no matter who put it.
+    An upload is safe to repeat, even from another process: the same bytes make the same part, whoever puts
+    it.
     """
 
     def __init__(
@@ -118,10 +119,10 @@ class Upload:
         chunk_bytes: int = CHUNK_BYTES,
         num_threads: int = NUM_THREADS,
     ) -> None:
-        """Take ``part``, the record without chunks; ``run`` returns it with them.
+        """Take ``part``, the record without chunks; ``run`` returns the record with chunks.
 
-        ``compression`` decides whether to compress (None: never). ``is_new`` says that nobody has tried to
-        upload this part before, so ``run`` does not look for it first. No chunk is longer than
+        ``compression`` decides whether to compress (None: never). ``is_new`` states that nobody has tried to
+        upload this part before, so ``run`` does not look for an existing record. No chunk is longer than
         ``chunk_bytes``.
         """
         self._store = with_retries(store)
@@ -133,7 +134,7 @@ class Upload:
         self._runs = chunk_runs(part.size, _cuts(part), chunk_bytes)
         self._num_threads = num_threads
         self._chunks: dict[int, Chunk] = {}
-        """The chunks that were put or found, by number."""
+        """The chunks that were uploaded or found, by number."""
 
     def run(
         self,
@@ -147,21 +148,21 @@ class Upload:
     ) -> Part:
         """Put the missing chunks, then the record; return the record that is then in the store.
 
-        ``lend`` lends the bytes, which are hashed and put in place; no view of them is kept, not even after
-        an error. Chunks that ``sharing`` finds elsewhere are not sent. ``progress`` is called from several
-        threads with the size of each finished chunk. ``gives_way`` is called from several threads before each
-        chunk and again once it is compressed; the upload ends when it returns true. ``check`` is called
-        before the record is put; it raises TransientError if files have changed, so that no record ever
-        describes a mixture. With ``in_background``, the upload of a large part leaves the processors to other
-        programs on this host, as long as it gets some time itself.
+        ``lend`` lends the bytes, which are hashed and uploaded without a copy; no view of them is kept, even
+        after an error. Chunks that ``sharing`` finds in another checkpoint are not sent. ``progress`` is
+        called from several threads with the size of each finished chunk. ``gives_way`` is called from several
+        threads, before each chunk and again after its compression; if it returns true, the upload ends.
+        ``check`` is called before the record is put; it raises TransientError if files have changed, so that
+        no record describes a mixture of versions. With ``in_background``, the upload of a large part lets
+        other programs on this host have the processors first, as long as it still gets some processor time.
 
         Raises:
-            CorruptData: the store has the part with other bytes, or the record contradicts itself.
+            CorruptData: the store already has the part with other bytes, or the record contradicts itself.
             GaveWay: ``gives_way`` returned true.
-            TransientError: the store failed, a file is shorter than its record says, or ``check`` raised it;
-                call again.
+            TransientError: the store failed, a file is shorter than its record states, or ``check`` raised
+                it; call again.
         """
-        # Once the record is stored, its chunks are never written again: a commit may name them.
+        # Once the record is stored, its chunks are never written again, because a commit may name them.
         existing = find_record(self._store, self._key, Part) if self._may_stand else None
         self._may_stand = True
         for chunk in self._chunks.values():
@@ -217,7 +218,7 @@ class Upload:
         check()
         chunks = tuple(self._chunks[number] for number in range(len(self._runs)))
         part = msgspec.structs.replace(self._part, chunks=chunks)
-        vars(part).update(vars(self._part))  # keeps the parsed seal
+        vars(part).update(vars(self._part))  # this keeps the parsed seal
         if existing is not None:
             check_part(part)
             return _same(existing, part, self._key)
@@ -240,20 +241,20 @@ class Upload:
 
 
 def _cuts(part: Part) -> Sequence[int]:
-    """Return the starts of chunks such that unchanged data makes the same chunks from save to save."""
+    """Return offsets at which to cut chunks so that unchanged data gives the same chunks in each save."""
     if part.kind == "session":
         seal = part.parsed_seal
-        return seal.cuts[: len(seal.items)]  # each item begins at one
+        return seal.cuts[: len(seal.items)]  # each item begins at a cut
     ends = list(itertools.accumulate(file.size for file in part.files))
     large = [pair for pair in zip(part.files, ends, strict=True) if pair[0].size >= MIN_FILE_BYTES]
     return sorted({cut for file, end in large for cut in (end - file.size, end)})
 
 
 def chunk_runs(size: int, cuts: Sequence[int], chunk_bytes: int) -> list[tuple[int, int]]:
-    """Return the start and the length of each chunk of a part of ``size`` bytes, in order.
+    """Return the offset and the length of each chunk of a part of ``size`` bytes, in order.
 
-    A chunk begins at each of ``cuts``, and then after every ``chunk_bytes``. Cuts that are out of order or
-    outside the part are ignored.
+    A chunk begins at each of ``cuts``, and after every ``chunk_bytes`` from there. Cuts that are out of order
+    or outside the part are ignored.
     """
     if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise ValueError(f"chunk_bytes must be in 1 to {MAX_CHUNK_BYTES}: got {chunk_bytes}")
@@ -269,10 +270,10 @@ def chunk_runs(size: int, cuts: Sequence[int], chunk_bytes: int) -> list[tuple[i
 
 
 def put_part(store: ObjectStore, job_id: str, part: Part) -> Part:
-    """Put the record of a part whose chunks are in the store; return the record that is stored there.
+    """Put the record of a part whose chunks are in the store; return the record that is then stored there.
 
     Raises:
-        CorruptData: the stored record names other bytes.
+        CorruptData: the stored record describes other bytes.
     """
     check_part(part)
     key = keys.part(job_id, part.save, part.rank)
@@ -286,7 +287,7 @@ def xxh3_128(data: Data) -> str:
 
 @contextmanager
 def lend_view(data: memoryview, start: int, length: int) -> Iterator[Data]:
-    """Lend bytes of a view, such as one of a mapped arena slot."""
+    """Lend bytes of a view, such as a view of a mapped arena slot."""
     with data[start : start + length] as view:
         yield view
 
@@ -295,7 +296,7 @@ def lend_view(data: memoryview, start: int, length: int) -> Iterator[Data]:
 def lend_files(root: Path, files: Sequence[File], start: int, length: int) -> Iterator[Data]:
     """Lend the bytes of files below ``root``, concatenated in list order.
 
-    The files are read, not mapped, so that a script that truncates one cannot crash this process.
+    The files are read rather than mapped: if a script truncates a mapped file, this process would crash.
     """
     buffer = bytearray(length)
     with memoryview(buffer) as view:
@@ -316,14 +317,14 @@ def _fill(path: Path, offset: int, target: memoryview) -> None:
                 with target[filled:] as rest:
                     count = file.readinto(rest) or 0
                 if count == 0:
-                    raise TransientError(f"{path} became shorter while it was uploaded")
+                    raise TransientError(f"{path} became shorter during its upload")
                 filled += count
     except OSError as error:
         raise TransientError(f"{path} cannot be read: {os.strerror(error.errno or 0)}") from error
 
 
 def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the file, the offset in it and the length of each piece of a run of a part's bytes."""
+    """Yield the file, the offset in it and the length of each piece of a range of a part's bytes."""
     end, position = start + length, 0
     for file in files:
         low, high = max(start, position), min(end, position + file.size)
@@ -333,9 +334,9 @@ def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[st
 
 
 def _same(standing: Part, ours: Part, key: str) -> Part:
-    """Return the stored record if it names the same bytes as ours."""
+    """Return the stored record if it describes the same bytes as our record."""
     if _content(standing) != _content(ours):
-        raise CorruptData(f"{key} exists already and names other bytes")
+        raise CorruptData(f"{key} already exists, but describes other bytes")
     return standing
 
 
@@ -346,7 +347,7 @@ def _content(part: Part) -> tuple[object, ...]:
 
 @contextmanager
 def _forgetting_frames() -> Iterator[None]:
-    """Clear the frames of errors that leave the block: a view of the data in one keeps its mapping open."""
+    """Clear the frames of errors that leave the block, since a view in a frame keeps its mapping open."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Keep the newest checkpoints of the lineage, and delete the others, manifest first."""
+"""Keep the newest checkpoints of the lineage, and delete the others, each manifest first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from cloudspot.model import ObjectMeta
 
 ORPHAN_GRACE_SECONDS = 600.0
 """Chunks without a manifest are kept for this long after the commit that made them useless, by the store's
-clock: a commit of their save that is still under way must not name deleted chunks."""
+clock, because a commit of their save that is still under way must not name deleted chunks.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class StandingCheckpoints:
     """The journal's checkpoints that have not been deleted."""
 
     sound: tuple[CheckpointId, ...]
-    """Those without known damage, the best to resume from first."""
+    """The checkpoints without known damage, the best to resume from first."""
     damaged: tuple[CheckpointId, ...]
-    """Those in which a node found a damaged chunk, in the same order. They are tried last."""
+    """The checkpoints in which a node found a damaged chunk, in the same order. A resume tries these last."""
 
 
 def look_for_checkpoints(
@@ -51,7 +52,7 @@ def look_for_checkpoints(
 ) -> StandingCheckpoints:
     """Return the journal's checkpoints that have not been deleted.
 
-    The journal was read before this lists the manifests, so each of its checkpoints had one.
+    The journal must have been read before this call, so that each of its checkpoints had a manifest by then.
     """
     there, damaged, _ = _list_manifests(with_retries(store), job_id)
     found = [checkpoint for checkpoint in lineage(journal) if checkpoint in there]
@@ -70,24 +71,24 @@ def standing_checkpoints(
 
 
 def note_damage(store: ObjectStore, job_id: str, checkpoint: CheckpointId, reason: str) -> None:
-    """Record that a chunk of a checkpoint does not verify, so that every node tries the checkpoint last."""
+    """Record that a chunk fails verification, so that every node tries this checkpoint last."""
     damage = Damage(reason=reason, at=clock_of(store).now(), writer=new_nonce())
     create_record(with_retries(store), keys.damage(job_id, checkpoint), damage)
 
 
 def note_begun(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> None:
-    """Record that this node uploads its part of the checkpoint, for the other nodes."""
+    """Tell the other nodes, by an empty object, that this node is uploading its part of the checkpoint."""
     with_retries(store).put(keys.begun(job_id, checkpoint), b"")
 
 
 def begun_steps(store: ObjectStore, job_id: str, generation: int) -> tuple[int, ...]:
-    """Return the steps of a generation's checkpoints that a node has begun to upload, in ascending order."""
+    """Return the steps of a generation's checkpoints whose upload has begun, in ascending order."""
     begun = _list_manifests(with_retries(store), job_id)[2]
     return tuple(sorted(one.step for one in begun if one.generation == generation))
 
 
 def read_damage(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> str:
-    """Return the recorded damage of a checkpoint; it is empty if the record is gone or malformed."""
+    """Return the recorded damage of a checkpoint; empty if the record is gone or malformed."""
     try:
         found = find_record(with_retries(store), keys.damage(job_id, checkpoint), Damage)
     except CorruptData:
@@ -106,26 +107,26 @@ def collect(
 ) -> tuple[CheckpointId, ...]:
     """Delete the checkpoints that no resume needs; return their ids in ascending order.
 
-    The ``keep`` newest checkpoints of the lineage are kept (at least one), and so is the one from which the
-    newest generation was restored. Other checkpoints are deleted if they are older than the lineage's newest,
-    both committed ones and uploads that were never committed. Nothing is deleted while the lineage has no
-    commit, or while a node may be about to resume from a checkpoint that it has chosen.
+    The ``keep`` newest checkpoints of the lineage (at least one) are kept, as is the checkpoint from which
+    the newest generation was restored. Other checkpoints, committed or not, are deleted if they are older
+    than the newest one of the lineage. Nothing is deleted while the lineage has no commit, or while a node
+    may be about to resume from a checkpoint that it has chosen.
 
-    This takes two listings. If anything is deleted, it takes one more listing of the keys after the newest
-    commit, and for each deleted checkpoint another listing and the deletions. The manifests of kept
-    checkpoints are read if they share chunks. ``with_orphans`` also looks for saves without a manifest: one
-    listing for each save.
+    A call takes two listings. Any deletion takes one more listing, of the keys after the newest commit, and
+    for each deleted checkpoint another listing and the deletions. The manifests of kept checkpoints are read
+    if these share chunks. ``with_orphans`` also looks for saves without a manifest, with one listing per
+    save.
 
     A checkpoint loses its manifest first, then its part records, then its chunks, so that no interruption
-    leaves a manifest without a chunk; the next call finishes the work. Chunks are kept if a kept checkpoint
-    shares them, or if a save that may still be committed may name them; if those are unknown, no chunk is
-    deleted. It is safe to run anywhere and several times at once.
+    leaves a manifest whose chunks are gone; the next call finishes the work. A chunk is kept if a kept
+    checkpoint shares it, or if a save that may still be committed may name it; if such saves exist but are
+    not known, no chunk is deleted. The call is safe anywhere, several times at once.
     """
     if keep < 1:
         raise ValueError(f"keep must be >= 1: got {keep}")
     store = with_retries(store)
-    # Count the records before the listing: then every listed checkpoint is judged with the generations that
-    # resumed from it, and later ones are newer.
+    # Count the records before the listing: then each listed checkpoint is judged with the generations that
+    # resumed from it, and later checkpoints are newer.
     num_known = len(journal.known or journal.read())
     manifests, damaged, begun = _list_manifests(store, job_id)
     records = journal.read()
@@ -134,11 +135,12 @@ def collect(
     if not candidates or newest_started is None:
         return ()
     newest = candidates[0]
-    # A checkpoint saved after a failure may lead to the same failure, so keep an earlier one as well.
+    # A checkpoint saved after a failure may lead to the same failure again, so keep an earlier checkpoint as
+    # well.
     rescues = {one.id: one.rescue for one in records if isinstance(one, Commit) and one.rescue is not None}
     healthy = [one for one in candidates if one not in rescues or rescues[one].cause == "lost"]
     kept = {*candidates[:keep], *healthy[:1]}
-    # Of several concurrent commits, the manifest of an earlier step may have come after the listing.
+    # With several concurrent commits, the manifest of an earlier step may have appeared after the listing.
     late = {one.id for one in records[num_known:] if isinstance(one, Commit) and one.id < newest}
     if any(_stands(store, job_id, one) for one in sorted(late.difference(manifests))):
         return ()
@@ -148,8 +150,8 @@ def collect(
     if doomed and _somebody_may_resume(store, job_id, manifests[newest].modified_at):
         return ()
     commits = {one.id: one for one in records if isinstance(one, Commit)}
-    # A node that is one save ahead may name chunks of the commit before the newest. If more than one is kept,
-    # that one stays, and this listing is not needed.
+    # A node that is one save ahead may name chunks of the second-newest commit. If more than one checkpoint
+    # is kept, that commit stays, and this listing is not needed.
     ahead = sorted(_marked(store, job_id, newest).intersection(doomed, commits)) if keep == 1 else ()
     lent = [
         manifest
@@ -172,8 +174,8 @@ def collect(
         contents |= _orphans(store, job_id, manifests, commits, newest, useless_before)
     if not contents:
         return ()
-    # Look for marks only after reading the journal: a save that put its mark earlier is listed here, and one
-    # that puts it later reads of the newest commit and names no deleted chunk.
+    # Look for marks only after reading the journal: a save with an earlier mark is listed here, and a save
+    # with a later mark finds the newest commit and names no deleted chunk.
     is_named = not _marked(store, job_id, newest) <= kept.union(manifest.id for manifest in lent)
     staying = [commits[one] for one in sorted(kept.intersection(commits))]
     spared = None if is_named else _shared(store, job_id, staying)
@@ -192,11 +194,11 @@ def _orphans(
     newest: CheckpointId,
     useless_before: datetime,
 ) -> dict[str, CheckpointId]:
-    """Return the saves, by prefix, that no commit will name, with their checkpoints."""
+    """Return, by prefix, the saves that no commit will name, each with its checkpoint."""
     orphans = {}
     for save in stored_saves(store, job_id):
         checkpoint, prefix = save.checkpoint, keys.save_prefix(job_id, save)
-        # At most one of several saves of a step was committed.
+        # Of several saves of a step, at most one was committed.
         commit = commits.get(checkpoint)
         may_go = checkpoint < newest
         if checkpoint in manifests:
@@ -204,8 +206,8 @@ def _orphans(
         if not may_go:
             continue
         if commit is not None and commit.save == save:
-            # Its manifest came before its commit. If the manifest is missing, it was deleted, and the
-            # remaining chunks were kept then because another checkpoint shared them.
+            # The manifest was written before this commit. If the manifest is missing, it has been deleted,
+            # and the remaining chunks were kept because another checkpoint shared them.
             is_useless = not _stands(store, job_id, checkpoint)
         else:
             is_useless = all(meta.modified_at < useless_before for meta in store.list_objects(prefix))
@@ -219,9 +221,9 @@ def _stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
 
 
 def _marked(store: ObjectStore, job_id: str, newest: CheckpointId) -> set[CheckpointId]:
-    """Return the checkpoints whose chunks may be named by saves that are newer than ``newest``.
+    """Return the checkpoints whose chunks may be named by saves newer than ``newest``.
 
-    Older saves are no longer committed, so their marks mean nothing.
+    Older saves can no longer be committed, so their marks mean nothing.
     """
     after = keys.saves_prefix(job_id, newest) + "~"
     listed = store.list_objects(keys.checkpoints_prefix(job_id), after=after)
@@ -230,9 +232,9 @@ def _marked(store: ObjectStore, job_id: str, newest: CheckpointId) -> set[Checkp
 
 
 def _shared(store: ObjectStore, job_id: str, kept: Sequence[Commit]) -> frozenset[str] | None:
-    """Return the keys of all chunks of those of these checkpoints that share chunks.
+    """Return the keys of all chunks of the given checkpoints that share chunks.
 
-    Return None if one of them was deleted: newer checkpoints have then replaced it, and may name its chunks.
+    Return None if one of these was deleted: newer checkpoints have then replaced it, and may name its chunks.
     """
     sharing = [one for one in kept if one.shared > 0]
     found = map_parallel(partial(committed_manifest, store, job_id), sharing)
@@ -249,8 +251,8 @@ def _chunk_keys(job_id: str, manifests: Iterable[Manifest]) -> frozenset[str]:
 def _somebody_may_resume(store: ObjectStore, job_id: str, moment: datetime) -> bool:
     """Return whether a node may have chosen its checkpoint before ``moment``, by the store's clock.
 
-    A node puts its first heartbeat before it looks for a checkpoint. A node that is not in this listing will
-    therefore find the newest commit.
+    A node puts its first heartbeat before it looks for a checkpoint, so a node that is missing from this
+    listing will find the newest commit.
     """
 
     def may(meta: ObjectMeta) -> bool:
@@ -283,7 +285,7 @@ def _list_manifests(
 
 
 def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | None = None) -> Iterator[SaveId]:
-    """Yield the saves (of one checkpoint) that have parts or chunks, in order; each takes one request."""
+    """Yield the saves (of one checkpoint) that have parts or chunks, in order; each save takes a request."""
     prefix = keys.checkpoints_prefix(job_id)
     if checkpoint is not None:
         prefix = keys.saves_prefix(job_id, checkpoint)
@@ -294,9 +296,9 @@ def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | Non
 
 
 def _delete_contents(store: ObjectStore, prefix: str, spared: Collection[str]) -> bool:
-    """Delete part records first, then chunks, so that no part record is left without its chunks.
+    """Delete part records first, then chunks, so that no part record remains without its chunks.
 
-    Return whether there was anything to delete.
+    Return whether any object was deleted.
     """
     found = [meta.key for meta in store.list_objects(prefix) if meta.key not in spared]
     for is_part in (True, False):

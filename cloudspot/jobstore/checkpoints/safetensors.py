@@ -1,8 +1,8 @@
-"""Write tensors of a checkpoint as a ``.safetensors`` file, chunk by chunk, without its library or torch.
+"""Write tensors of a checkpoint to a ``.safetensors`` file, chunk by chunk, without safetensors or torch.
 
-The format: the length of the header (eight bytes, little-endian), the header, the tensors' bytes. The header
-is a JSON object with an entry for each tensor (``dtype``, ``shape``, ``data_offsets`` from the header's end)
-and a map of strings, ``__metadata__``; it is padded with spaces to align what follows.
+The format: the length of the header (eight bytes, little-endian), the header, and the tensors' bytes. The
+header is a JSON object with an entry for each tensor (``dtype``, ``shape``, ``data_offsets`` from the
+header's end) and a map of strings, ``__metadata__``; spaces at its end align the bytes after it.
 Source: https://huggingface.co/docs/safetensors (checked 2026-11).
 """
 
@@ -50,9 +50,9 @@ DTYPES: Mapping[str, tuple[str, int]] = {
     "float8_e5m2fnuz": ("F8_E5M2FNUZ", 1),
     "complex64": ("C64", 8),
 }
-"""torch's name of each type, the format's name, and the bytes per element."""
+"""For each dtype by torch's name: the format's name, and the bytes per element."""
 MAX_HEADER_BYTES = 100_000_000
-"""Readers refuse longer headers."""
+"""Readers refuse a longer header."""
 _ALIGNMENT = 8
 
 
@@ -67,21 +67,21 @@ def write_safetensors(
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
 ) -> int:
-    """Write the tensors to ``path``, which appears whole or not at all; return the file's size.
+    """Write the tensors to ``path``, which appears complete or not at all; return the file's size.
 
-    Read only the chunks that hold some of these tensors, verify each of them, and keep at most
-    ``num_threads`` blocks in memory. ``progress`` is called with the bytes read, ``num_bytes_read`` in total.
-    Tied weights are written once under each name, because the format has no ties.
+    Read only the chunks that hold bytes of these tensors, verify each chunk, and keep at most ``num_threads``
+    blocks in memory. ``progress`` is called with the bytes read, which add up to ``num_bytes_read``. Tied
+    weights are written once under each name, because the format cannot express ties.
 
     Raises:
         CloudspotError: the format cannot hold one of the tensors, or the disk refuses.
-        CorruptData: a chunk is missing or changed; the message names it.
-        TransientError: the store failed; nothing is left at ``path``.
+        CorruptData: a chunk is missing or changed; the message names the chunk.
+        TransientError: the store failed, and nothing is left at ``path``.
     """
     header, begins = _layout(tensors, metadata)
     store = with_retries(store)
     chunks = _needed(job_id, manifest, tensors)
-    # Everything in the manifest must exist before a byte is written.
+    # All chunks must exist before a byte is written.
     check_sizes(store, job_id, manifest, chunks)
     index = _Index(tensors, begins)
     size = len(header) + sum(tensor.nbytes for tensor in tensors)
@@ -104,19 +104,21 @@ def write_safetensors(
 
 
 def num_bytes_read(job_id: str, manifest: Manifest, tensors: Sequence[StoredTensor]) -> int:
-    """Return the size of the chunks that hold some of the tensors."""
+    """Return the size of the chunks that hold bytes of the tensors."""
     return sum(stored.chunk.size for stored in _needed(job_id, manifest, tensors))
 
 
 def _layout(tensors: Sequence[StoredTensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """Return the header with its length, and the offset of each tensor in the file by name."""
+    """Return the header, preceded by its length, and each tensor's offset in the file, by name."""
     lines: dict[str, object] = {"__metadata__": dict(metadata)}
     position = 0
     starts: dict[str, int] = {}
-    # Wide elements come first, as in the library, so that every tensor is aligned without holes.
+    # Tensors of wide elements come first, as in the library, so that every tensor is aligned without gaps.
     for tensor in sorted(tensors, key=lambda one: (-_itemsize(one), one.name)):
         if tensor.name in lines:
-            raise CloudspotError(f"two tensors would have the name {tensor.name!r}; export one with --only")
+            raise CloudspotError(
+                f"two tensors would have the name {tensor.name!r}; export one object with --only"
+            )
         code, _ = DTYPES[tensor.dtype]
         ends = [position, position + tensor.nbytes]
         lines[tensor.name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": ends}
@@ -126,8 +128,8 @@ def _layout(tensors: Sequence[StoredTensor], metadata: Mapping[str, str]) -> tup
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
         raise CloudspotError(
-            f"the table of these tensors has {len(text)} bytes, and safetensors takes {MAX_HEADER_BYTES}: "
-            "export to a .pt file"
+            f"the table of these tensors has {len(text)} bytes, but safetensors allows only "
+            f"{MAX_HEADER_BYTES}: export to a .pt file"
         )
     header = len(text).to_bytes(8, "little") + text
     return header, {name: len(header) + start for name, start in starts.items()}
@@ -142,7 +144,8 @@ def _itemsize(tensor: StoredTensor) -> int:
     _, itemsize = DTYPES[tensor.dtype]
     if tensor.nbytes != num_elements(tensor) * itemsize:
         raise CorruptData(
-            f"{tensor.name} of type {tensor.dtype} and shape {list(tensor.shape)} has {tensor.nbytes} bytes"
+            f"{tensor.name} of type {tensor.dtype} and shape {list(tensor.shape)} cannot have "
+            f"{tensor.nbytes} bytes"
         )
     return itemsize
 
@@ -157,11 +160,11 @@ def _needed(job_id: str, manifest: Manifest, tensors: Sequence[StoredTensor]) ->
 
 
 class _Index:
-    """Maps the bytes of a chunk to their place in the file."""
+    """Maps the bytes of a chunk to their positions in the file."""
 
     def __init__(self, tensors: Sequence[StoredTensor], begins: Mapping[str, int]) -> None:
         self._pieces: dict[int, list[_Piece]] = {}
-        """The pieces by rank; tied weights are neighbours."""
+        """The pieces by rank; tied weights are next to each other."""
         for tensor in tensors:
             if tensor.nbytes:
                 itemsize = tensor.nbytes // num_elements(tensor)
@@ -177,7 +180,7 @@ class _Index:
         pieces = self._pieces.get(stored.part.rank, [])
         low = stored.start + offset
         high = low + length
-        # Items of a part do not overlap, so their ends are in order too.
+        # The items of a part do not overlap, so their ends are in order too.
         first = bisect.bisect_right(pieces, low, key=lambda piece: piece.end)
         for number in range(first, len(pieces)):
             piece = pieces[number]
@@ -190,7 +193,7 @@ class _Index:
 
 @dataclass(frozen=True)
 class _Target:
-    """The place of a piece in the file: several runs, unless only a first dimension is divided."""
+    """The position of a piece in the file: several runs, unless only the first dimension is divided."""
 
     runs: Runs
     itemsize: int
@@ -198,7 +201,7 @@ class _Target:
     """The offset of the tensor in the file."""
 
     def extents(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield extents of some of the piece's bytes: offset in the piece, length, offset in the file."""
+        """Yield runs of some of the piece's bytes: offset in the piece, length, offset in the file."""
         nbytes = self.runs.length * self.itemsize
         while start < end:
             number, skipped = divmod(start, nbytes)
@@ -209,7 +212,7 @@ class _Target:
 
 class _Piece(NamedTuple):
     begin: int
-    """Offset in the part."""
+    """The offset in the part."""
     end: int
     target: _Target
 

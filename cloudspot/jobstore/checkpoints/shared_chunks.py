@@ -1,8 +1,8 @@
 """Chunks that a save need not send, because a committed checkpoint of the job already holds the same bytes.
 
-Protocol P5 in docs/protocols.md explains why deletion stays safe: a save first puts a mark that names its
-base, then checks that the base is still the last commit. A deletion reads the journal first, then looks for
-marks (``retention.collect``).
+Protocol P5 in docs/protocols.md explains why deletion stays safe: a save puts a mark that names its base, and
+then checks that the base is still the last commit; a deletion reads the journal, and then looks for marks
+(``retention.collect``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import CheckpointId, Chunk, ChunkHome, Commit, Manifest, SaveId
 
 MIN_BYTES = 1 << 20
-"""Smaller chunks are always sent: that takes no longer than the requests that sharing needs."""
+"""Smaller chunks are always sent, which takes no longer than the requests that sharing needs."""
 
 ChunkContent = tuple[int, str]
 """The size and the checksum of a chunk."""
@@ -34,7 +34,7 @@ def contents(chunks: Sequence[Chunk]) -> frozenset[ChunkContent]:
 
 
 def known_chunks(manifest: Manifest) -> dict[ChunkContent, Chunk]:
-    """Return the chunks of a checkpoint by content, with the homes by which later checkpoints name them."""
+    """Return the chunks of a checkpoint by content, each with the home by which later checkpoints name it."""
     return {
         (chunk.size, chunk.xxh3_128): msgspec.structs.replace(
             chunk,
@@ -49,9 +49,10 @@ def known_chunks(manifest: Manifest) -> dict[ChunkContent, Chunk]:
 
 
 def committed_manifest(store: ObjectStore, job_id: str, commit: Commit) -> Manifest | None:
-    """Return the manifest that was committed, or None if it was deleted or cannot be read.
+    """Return the commit's manifest, or None if the manifest was deleted or cannot be read.
 
-    A slow commit may have replaced it since with the manifest of another save of the same step.
+    A slow commit may have replaced that manifest with one of another save of the same step; then return None
+    as well.
 
     Raises:
         CloudspotError: the store failed.
@@ -64,7 +65,7 @@ def committed_manifest(store: ObjectStore, job_id: str, commit: Commit) -> Manif
 
 
 class Sharing:
-    """The chunks that one rank's part may share with the last committed checkpoint, its base."""
+    """The chunks that one rank's part may share with its base, the last committed checkpoint."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Sharing:
         likely: Container[ChunkContent],
         known: MutableMapping[CheckpointId, Mapping[ChunkContent, Chunk]] | None = None,
     ) -> None:
-        """Take ``likely``, the contents that the base probably has; the base is read when one is asked for.
+        """Take ``likely``, the contents that the base probably has; the base is read once one is looked up.
 
         ``known`` keeps the chunks of the base for the other parts of this node.
         """
@@ -93,7 +94,7 @@ class Sharing:
         """The chunks of the base, or None if no content was likely so far."""
 
     def find(self, content: ChunkContent) -> Chunk | None:
-        """Return the chunk with this content and its home, or None if it has to be sent.
+        """Return the chunk with this content and its home, or None if the chunk has to be sent.
 
         Raises:
             CloudspotError: the store failed.
@@ -108,12 +109,13 @@ class Sharing:
             return self._chunks.get(content)
 
     def _claim(self) -> Mapping[ChunkContent, Chunk]:
-        """Mark the base as used, so that nobody deletes its chunks; return its chunks, if it has any."""
+        """Mark the base as used, so that nobody deletes its chunks; return them, or none if it is unfit."""
         base = self._last_commit()
         if base is None or base.id >= self._save.checkpoint:  # the save is too late to count
             return {}
         self._store.put(keys.base_mark(self._job_id, self._save, self._rank, base.id), b"")
-        # The order matters: a deletion of the base first reads of a later commit, then looks for marks.
+        # The order matters: a deletion of the base first reads a later commit in the journal, then looks for
+        # marks.
         if self._last_commit() != base:
             return {}
         if base.id not in self._known:
@@ -125,7 +127,7 @@ class Sharing:
         return self._known[base.id]
 
     def _last_commit(self) -> Commit | None:
-        """Return the last commit, or None if a generation resumed from an older one, which may be deleted."""
+        """Return the last commit, or None if a generation resumed from an older one: it may be deleted."""
         records = self._journal.read()
         last = next((one for one in reversed(records) if isinstance(one, Commit)), None)
         return last if last is not None and last.id == head(records) else None

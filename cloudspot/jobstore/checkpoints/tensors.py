@@ -1,4 +1,4 @@
-"""Find the tensors of a session's checkpoint: their names and the places of their bytes."""
+"""Find the tensors of a session's checkpoint: their names and the positions of their bytes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WRAPPER = "module."
 
 @dataclass(frozen=True)
 class Piece:
-    """The place of the bytes of one box of a tensor."""
+    """The position of the bytes of one box of a tensor."""
 
     box: Box
     rank: int
-    """The rank whose part holds it."""
+    """The rank whose part holds the bytes."""
     offset: int
-    """Bytes from the beginning of the part."""
+    """The offset in the part, in bytes."""
     nbytes: int
 
 
@@ -33,12 +33,12 @@ class StoredTensor:
     """A tensor of a checkpoint."""
 
     name: str
-    """The name in the export."""
+    """The tensor's name in the export."""
     dtype: str
-    """torch's name, such as ``float32``."""
+    """torch's name of the dtype, such as ``float32``."""
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
-    """The pieces of the tensor: one, or several if it was sharded."""
+    """The pieces of the tensor; several if it was sharded."""
 
     @property
     def nbytes(self) -> int:
@@ -48,21 +48,21 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a checkpoint that is exported."""
+    """The part of a checkpoint to export."""
 
     objects: tuple[str, ...]
     """The names of the exported tracked objects."""
     tensors: tuple[StoredTensor, ...]
-    """The tensors; tied weights appear once under each name, with the same place."""
+    """The tensors; tied weights appear once under each name, with the same bytes."""
     left_out: tuple[str, ...]
-    """The entries of the objects' states that are not tensors or contain values that are not."""
+    """The entries of the objects' states that are not tensors, or that contain such values."""
 
 
 def shared_state(manifest: Manifest) -> dict[str, Any]:
     """Return the JSON state that all ranks of a session's checkpoint share: object trees and position.
 
     Raises:
-        CorruptData: the seal does not hold what a session writes.
+        CorruptData: the seal lacks state that every session writes.
     """
     seals = [part.parsed_seal for part in manifest.parts]
     shared = min(seals, key=lambda seal: min(map(int, seal.rank_states))).objects  # as a resume does
@@ -70,19 +70,19 @@ def shared_state(manifest: Manifest) -> dict[str, Any]:
         raise CorruptData(f"checkpoint {manifest.id}: its seal holds no state of objects")
     models = shared.get("models")
     if not isinstance(models, list) or not all(name in shared["state"] for name in models):
-        raise CorruptData(f"checkpoint {manifest.id}: its seal names models that it does not hold")
+        raise CorruptData(f"checkpoint {manifest.id}: its seal names models that are not in the checkpoint")
     return shared
 
 
 def choose(manifest: Manifest, *, only: str | None = None, whole: bool = False) -> Selection:
     """Return the tensors of the models, under the names in their own ``state_dict``.
 
-    ``manifest`` comes from ``read_manifest``. With several models, each name starts with the object's name
-    and a dot. ``only`` selects one object, a model or not; ``whole`` selects every tensor. Names of nested
-    values are paths such as ``optimizer/state/0/exp_avg``.
+    ``manifest`` is a result of ``read_manifest``. With several models, each name begins with the object's
+    name and a dot. ``only`` selects one object, a model or not; ``whole`` selects every tensor. Names of
+    nested values are paths such as ``optimizer/state/0/exp_avg``.
 
     Raises:
-        CloudspotError: there is no such object, or none of the objects is a model.
+        CloudspotError: no tracked object has that name, or none of the objects is a model.
         CorruptData: the seals contradict themselves.
     """
     shared = shared_state(manifest)
@@ -105,7 +105,7 @@ def choose(manifest: Manifest, *, only: str | None = None, whole: bool = False) 
                 chosen.append(_stored(prefix + path[cut:], items[item]))
             else:
                 raise CorruptData(
-                    f"checkpoint {manifest.id}: {name} names tensor {item!r}, which it does not hold"
+                    f"checkpoint {manifest.id}: {name} names tensor {item!r}, which is not in the checkpoint"
                 )
     return Selection(objects, tuple(chosen), tuple(dict.fromkeys(left_out)))
 
@@ -120,8 +120,8 @@ def _objects(
         return (only,)
     if not models:
         raise CloudspotError(
-            f"none of the objects in checkpoint {manifest.id} is a model; export one of them with --only, or "
-            f"the whole state with --all: {names or 'it holds none'}"
+            f"none of the objects in checkpoint {manifest.id} is a model; export one of them with --only, "
+            f"or the whole state with --all; the objects are: {names or 'none'}"
         )
     return tuple(models)
 
@@ -142,7 +142,7 @@ def _stored(name: str, places: Sequence[tuple[int, Item]]) -> StoredTensor:
 
 
 def _leaves(path: str, tree: Any) -> Iterator[tuple[str, str | None]]:
-    """Yield each value's path, and its item or None for other values; see ``cloudspot.train.state.tree``."""
+    """Yield each value's path and its item, or None for other values; see ``cloudspot.train.state.tree``."""
     children: Iterator[tuple[Any, Any]]
     if isinstance(tree, list):
         children = enumerate(tree)
@@ -166,5 +166,5 @@ def _leaves(path: str, tree: Any) -> Iterator[tuple[str, str | None]]:
 
 
 def num_elements(tensor: StoredTensor) -> int:
-    """Return the number of elements of the tensor; 1 if it has no dimensions."""
+    """Return the number of elements of the tensor: 1 if it has no dimensions."""
     return math.prod(tensor.shape)

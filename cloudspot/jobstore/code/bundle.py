@@ -21,13 +21,14 @@ from cloudspot.jobstore.code.extraction import bundle_digests, digest_of, is_saf
 from cloudspot.jobstore.code.ignores import Ignores
 
 MAX_BYTES = 100 << 20
-"""The default limit for all files together: code is small, and large files are data."""
+"""The default limit for the total size of all files: code is small, and large files are data."""
 OpenProgress = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
-"""Called with the activity, such as ``uploading code``, and its size in bytes (None: unknown, or a single
-request). The work is done inside the block, which passes on each number of new bytes, from any thread."""
+"""Called with the activity, such as ``uploading code``, and its size in bytes (None if it is unknown, or for
+a single request). The work is done inside the block, which reports each number of new bytes, from any thread.
+"""
 _NUM_NAMED = 5
 _NUM_WEIGHTY = 50
-"""Files smaller than one part in 50 of the total are not named when the bundle is too large."""
+"""If the bundle is too large, its error message names no file smaller than one part in 50 of the total."""
 
 
 @contextmanager
@@ -38,17 +39,20 @@ def no_progress(_what: str, _num_bytes: int | None) -> Iterator[Callable[[int], 
 
 @dataclass(frozen=True)
 class Bundle:
-    """An archive of code. Equal code gives equal bytes."""
+    """An archive of code, with equal bytes for equal code."""
 
     data: bytes = field(repr=False)
-    """A gzipped tar archive: files and symlinks by name; no times, no owners, modes 644 and 755."""
+    """A gzipped tar archive: files and symlinks in the order of their names, without times or owners, with
+    modes 644 and 755.
+    """
     sha256: str
     """The SHA-256 of ``data``, in hex."""
     files: tuple[str, ...]
-    """The names of its entries, sorted, relative to the working directory."""
+    """The names of the archive's entries, sorted, relative to the working directory."""
     skipped: tuple[str, ...]
-    """Entries that are left out although nothing ignores them, with the reason, such as links that lead
-    outside."""
+    """Entries that are left out although no rule ignores them, with the reason; for example, links that lead
+    outside.
+    """
 
     @property
     def size(self) -> int:
@@ -56,7 +60,7 @@ class Bundle:
         return len(self.data)
 
     def digests(self) -> list[tuple[str, str]]:
-        """Return its ``bundle_digests``, with the same errors."""
+        """Return the archive's ``bundle_digests``; raise the same errors."""
         return bundle_digests(self.data, sha256=self.sha256)
 
 
@@ -69,7 +73,7 @@ class _Entry:
     size: int
     is_executable: bool
     target: str | None
-    """The target of a symlink; None for a file."""
+    """The target of a symlink, or None for a file."""
 
     def digest(self) -> str:
         if self.target is not None:
@@ -86,10 +90,10 @@ def make_bundle(
 ) -> Bundle:
     """Archive the code in ``workdir``.
 
-    :mod:`cloudspot.jobstore.code.ignores` decides which files are code. ``.git``, ``.env`` and ``.env.*``
+    :mod:`cloudspot.jobstore.code.ignores` decides which files are code; ``.git``, ``.env`` and ``.env.*``
     never are. A symlink is kept if it is relative and leads to an entry of the bundle. As in git, empty
-    directories are not kept. ``entrypoint``, if given, is relative to ``workdir`` and must be in the bundle;
-    ``max_bytes`` is the limit for all files together, before compression.
+    directories are dropped. ``entrypoint``, if given, is relative to ``workdir`` and must be in the bundle;
+    ``max_bytes`` limits the total size of all files before compression.
 
     Raises:
         BundleError: the code is too large (the message names the largest files), lacks the entrypoint, or
@@ -117,10 +121,10 @@ def make_bundle(
 
 
 def code_digests(workdir: Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[str, str]]:
-    """Return ``bundle_digests`` of the archive that ``make_bundle`` would make.
+    """Return the ``bundle_digests`` of the archive that ``make_bundle`` would make.
 
     Raises:
-        BundleError: the code is too large, or cannot be read.
+        BundleError: the code is too large or cannot be read.
     """
     workdir = workdir.resolve()
     try:
@@ -132,9 +136,9 @@ def code_digests(workdir: Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[str
 
 
 def code_files(workdir: Path, skipped: list[str] | None = None) -> tuple[str, ...]:
-    """Return the names of the files and links that ``make_bundle`` would take.
+    """Return the names of the files and links that ``make_bundle`` would archive.
 
-    ``skipped`` receives a line for each entry that would be left out although nothing ignores it.
+    ``skipped`` receives a line for each entry that would be left out although no rule ignores it.
 
     Raises:
         BundleError: the directory cannot be read.
@@ -149,24 +153,26 @@ def code_files(workdir: Path, skipped: list[str] | None = None) -> tuple[str, ..
 def put_bundle(
     store: ObjectStore, key: str, bundle: Bundle, *, open_progress: OpenProgress = no_progress
 ) -> None:
-    """Put the bundle under ``key``, unless it is stored there already.
+    """Put the bundle under ``key``, unless it is already stored there.
 
     Raises:
-        CorruptData: the key holds something else.
+        CorruptData: the key holds another object.
     """
     store = with_retries(store)
     try:
-        # The size reveals a foreign object cheaply; the bytes are verified where they are used.
+        # The size reveals a foreign object cheaply; the bytes are verified wherever they are used.
         is_same = store.head(key).size == bundle.size
     except ObjectMissing:
         with open_progress("uploading code", None):  # a single request has no progress
             is_same = create(store, key, bundle.data) is None
     if not is_same:
-        raise CorruptData(f"{store.url}: {key} does not match its name's hash; delete it and submit again")
+        raise CorruptData(
+            f"{store.url}: {key} does not match the hash in its name; delete it and submit again"
+        )
 
 
 def _entries(workdir: Path, skipped: list[str]) -> list[_Entry]:
-    """Return the bundle's entries, by name; report those left out without a rule in ``skipped``."""
+    """Return the bundle's entries, sorted by name; add those left out without a rule to ``skipped``."""
     entries = sorted(_walk(workdir, workdir, Ignores(workdir), skipped), key=lambda entry: entry.name)
     return _without_loose_links(workdir, entries, skipped)
 
@@ -197,7 +203,7 @@ def _walk(workdir: Path, directory: Path, ignores: Ignores, skipped: list[str]) 
 
 
 def _without_loose_links(workdir: Path, entries: list[_Entry], skipped: list[str]) -> list[_Entry]:
-    """Drop the symlinks that lead outside, nowhere, or to something that is not in the bundle."""
+    """Drop the symlinks that lead outside, to nothing, or to a file that is not in the bundle."""
     root = workdir.resolve()
     inside = {entry.name for entry in entries if entry.target is None}
     inside |= {parent.as_posix() for name in inside for parent in Path(name).parents}

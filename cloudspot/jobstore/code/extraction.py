@@ -34,14 +34,14 @@ _KINDS = {
 def extract_bundle(
     source: bytes | Path, dest: Path, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTES
 ) -> None:
-    """Extract a bundle into ``dest``, which appears complete and replaces what was there.
+    """Extract a bundle into ``dest``, which appears complete and replaces any existing directory.
 
-    The bundle may hold only files, directories and relative symlinks that stay inside. Its ``sha256``, in
-    hex, is checked first. ``max_bytes`` limits its unpacked size.
+    The bundle may hold only files, directories and relative symlinks that stay inside it. The archive's
+    ``sha256``, in hex, is checked first. ``max_bytes`` limits the unpacked size.
 
     Raises:
         CorruptData: the hash differs.
-        BundleError: it is not an archive, or holds something unsafe; nothing was written.
+        BundleError: the data is not an archive, or the archive holds an unsafe member; nothing was written.
     """
     data = source if isinstance(source, bytes) else source.read_bytes()
     _check(data, sha256, max_bytes)
@@ -63,18 +63,18 @@ class Member:
 
     name: str
     content: bytes = field(repr=False)
-    """The content; it is empty for a symlink."""
+    """The content of the file; empty for a symlink."""
     is_executable: bool
     target: str | None
-    """The target of a symlink; None for a file."""
+    """The target of a symlink, or None for a file."""
 
 
 def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTES) -> Iterator[Member]:
-    """Yield the members of an archive, with one file in memory at a time, and write nothing.
+    """Yield the members of an archive without writing them; only one file is in memory at a time.
 
     Raises:
         CorruptData: the hash differs from ``sha256``, in hex.
-        BundleError: it is not an archive, or holds something unsafe.
+        BundleError: the data is not an archive, or the archive holds an unsafe member.
     """
     _check(data, sha256, max_bytes)
     with _opened(data, max_bytes) as archive:
@@ -90,7 +90,7 @@ def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTE
 
 
 def bundle_digests(data: bytes, *, sha256: str) -> list[tuple[str, str]]:
-    """Return each file and symlink of the archive with its digest, by name; errors as in ``read_bundle``."""
+    """Return each file and symlink with its digest, sorted by name; errors as in ``read_bundle``."""
     return sorted(
         (one.name, link_digest(one.target) if one.target else digest_of(one.content, one.is_executable))
         for one in read_bundle(data, sha256=sha256)
@@ -103,7 +103,7 @@ def digest_of(content: bytes, is_executable: bool) -> str:  # noqa: FBT001 - it 
 
 
 def link_digest(target: str) -> str:
-    """Return a text that serves as the digest of a symlink and that no file has."""
+    """Return a string that serves as a symlink's digest and is never the digest of a file."""
     return f"-> {target}"
 
 
@@ -118,9 +118,9 @@ def _check(data: bytes, sha256: str, max_bytes: int) -> None:
 def is_safe_link(name: str, target: str) -> bool:
     """Return whether the symlink ``name`` with this target stays inside, wherever other symlinks lead.
 
-    It may first go up, but never above the root, and after that only down. If all symlinks obey this rule and
-    all their parents are real directories, every step of a chain of them stays inside. A ``..`` after a name
-    could lead outside, because the name may be a symlink itself.
+    The target may first go up, but never above the root, and after that only down. If all symlinks obey this
+    rule and all their parents are real directories, a chain of symlinks stays inside at every step. A ``..``
+    after a name could lead outside, because the name may be a symlink itself.
     """
     segments = target.split("/")
     ups = 0
@@ -142,7 +142,9 @@ def _check_members(data: bytes, max_bytes: int) -> None:
             if not is_safe_name(member.name) or member.size < 0:
                 raise BundleError(f"the code bundle holds {member.name!r}, which is not a safe relative path")
             if kind == "symlink" and not is_safe_link(member.name, member.linkname):
-                raise BundleError(f"the code bundle's symlink {member.name!r} leads out: {member.linkname!r}")
+                raise BundleError(
+                    f"the code bundle's symlink {member.name!r} leads outside the code: {member.linkname!r}"
+                )
             if member.name in kinds:
                 raise BundleError(f"the code bundle holds {member.name!r} twice")
             kinds[member.name] = kind
@@ -157,20 +159,20 @@ def _check_members(data: bytes, max_bytes: int) -> None:
 class _Archive(tarfile.TarFile):
     """Restores names, contents and the executable bit, but no owner, time or other mode bits.
 
-    tarfile's own filter checks each member again if this Python has it.
+    If this Python has tarfile's own filter, that checks each member again.
     """
 
     bounded: _Bounded
     extraction_filter = staticmethod(getattr(tarfile, "data_filter", lambda member, _path: member))
 
     def chown(self, *_arguments: object, **_options: object) -> None:
-        """Keep the owner of the extracting process."""
+        """Leave the extracting process as the owner."""
 
     def utime(self, *_arguments: object) -> None:
-        """Keep the present time: the archive's time is 1970, which zip files cannot hold."""
+        """Leave the time of extraction: the archive's times are in 1970, which zip files cannot store."""
 
     def chmod(self, tarinfo: tarfile.TarInfo, targetpath: str) -> None:  # type: ignore[override]
-        """Allow execution of a program to everyone who may read it."""
+        """Let everyone who may read a program execute it."""
         if tarinfo.isreg() and tarinfo.mode & 0o100:
             mode = Path(targetpath).stat().st_mode
             Path(targetpath).chmod(mode | (mode & 0o444) >> 2)
@@ -211,7 +213,7 @@ class _Bounded(io.RawIOBase):
         self.expect(0)
 
     def expect(self, num_bytes: int) -> None:
-        """Allow ``num_bytes`` from here on, the headers after them, and what tarfile reads ahead."""
+        """Allow ``num_bytes`` more, plus the headers after them and the bytes that tarfile reads ahead."""
         limit = self._num_read + max(0, num_bytes) + MAX_HEADER_BYTES + tarfile.RECORDSIZE
         self._limit = min(limit, self._max_bytes)
 

@@ -1,4 +1,4 @@
-"""Decide which files of a directory are code: those that git would track, except by .cloudspotignore."""
+"""Decide which files of a directory are code: those that git would track, as changed by .cloudspotignore."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathspec import GitIgnoreSpec
 from cloudspot.errors import BundleError
 
 _PYTHON_LEFTOVERS = ("__pycache__/",)
-"""Left out unless .cloudspotignore includes them."""
+"""Patterns that apply unless .cloudspotignore includes such files."""
 _REDIRECTING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
-"""Variables that git sets in its hooks; they would make it list another checkout."""
+"""Variables that git sets in its hooks, and that would make git list another checkout."""
 
 
 class Ignores:
     """Decides for each entry of a working directory, from the top down, whether it is ignored.
 
-    In a checkout, git lists the files: tracked ones even if a pattern names them, and those of submodules and
-    nested repositories by their own rules. Elsewhere, and if git is not installed, this class reads the
+    In a checkout, git lists the files: tracked files even if a pattern names them, and files of submodules
+    and nested repositories by their own rules. Elsewhere, or if git is not installed, this class reads the
     .gitignore files, from the top of the enclosing checkout down. If that checkout ignores the working
     directory, only the ignore files inside it count, because the user chose the directory on purpose.
 
@@ -36,7 +36,7 @@ class Ignores:
         """Read the rules for ``workdir``, which is absolute and without symlinks.
 
         Raises:
-            BundleError: git refuses the checkout. Without its answer, tracked files might be left out.
+            BundleError: git refuses the checkout; without git's answer, tracked files might be left out.
         """
         self._workdir = workdir
         top = next((one for one in (workdir, *workdir.parents) if os.path.lexists(one / ".git")), None)
@@ -45,7 +45,7 @@ class Ignores:
         self._own = _IgnoreFiles.around(workdir, top or workdir, ".cloudspotignore", _PYTHON_LEFTOVERS)
 
     def match(self, path: Path, *, is_directory: bool) -> bool:
-        """Return whether the entry is ignored; everything below an ignored directory is ignored, too."""
+        """Return whether the entry is ignored; all entries below an ignored directory are ignored, too."""
         if is_secret(path.name):
             return True
         verdict = self._own.check(path, is_directory=is_directory)
@@ -57,13 +57,13 @@ class Ignores:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether an entry is never code, regardless of any pattern: .git, .env and .env.*."""
+    """Return whether an entry is never code, whatever the patterns: .git, .env and .env.*."""
     lower = name.lower()  # A case-insensitive file system opens .ENV as .env.
     return lower in (".git", ".env") or lower.startswith(".env.")
 
 
 class _IgnoreFiles:
-    """The ignore files of one name in a directory and its subdirectories."""
+    """The ignore files of a given name in a directory and its subdirectories."""
 
     def __init__(self, top: Path, name: str, defaults: Iterable[str] = ()) -> None:
         self._top = top
@@ -72,7 +72,7 @@ class _IgnoreFiles:
 
     @classmethod
     def around(cls, workdir: Path, top: Path, name: str, defaults: Iterable[str] = ()) -> _IgnoreFiles:
-        """Return the files from ``top`` down, or from ``workdir`` down if those above ignore ``workdir``."""
+        """Return the files from ``top`` down, or from ``workdir`` down if one above ignores ``workdir``."""
         files = cls(top, name, defaults)
         between = [one for one in (workdir, *workdir.parents) if top in one.parents]
         is_ignored = any(files.check(one, is_directory=True) for one in between)
@@ -101,12 +101,12 @@ def _lines(path: Path) -> list[str]:
 def _spec(lines: Iterable[str]) -> GitIgnoreSpec:
     patterns: list[Any] = []
     for line in lines:
-        # In pathspec, `a/**` also matches `a` itself; its `a/*` means the same as git's `a/**`.
+        # In pathspec, `a/**` also matches `a` itself, while its `a/*` means the same as git's `a/**`.
         text = line.removesuffix("*") if line.endswith("/**") else line
         try:
             patterns += GitIgnoreSpec.from_lines([text]).patterns
         except ValueError:
-            continue  # Git skips such a pattern as well.
+            continue  # Git also skips such a pattern.
     return GitIgnoreSpec(patterns)
 
 
@@ -124,7 +124,7 @@ def _list(workdir: Path) -> set[str] | None:
     for data in output.split(b"\0"):
         name = os.fsdecode(data).rstrip("/")
         path = workdir / name
-        # A submodule or a nested repository.
+        # The entry is a submodule or a nested repository.
         if name and os.path.lexists(path / ".git") and not path.is_symlink():
             nested = _list(path)
             if nested is None:
@@ -140,7 +140,7 @@ def _git(directory: Path, *arguments: str, fine: Container[int] = (0,)) -> subpr
     done = subprocess.run(command, capture_output=True, env=environment, check=False)
     if done.returncode not in fine:
         said = " ".join(done.stderr.decode(errors="replace").split())
-        raise BundleError(f"git does not list the code in {directory}: {said or 'no reason given'}")
+        raise BundleError(f"git cannot list the code in {directory}: {said or 'no reason given'}")
     return done
 
 

@@ -1,7 +1,7 @@
 """Fetch many small files with several processes, because one Python process uses only one core.
 
-Run as a module, this file is such a process. It reads pickled requests from its standard input, writes each
-answer to its standard output, and ends when its parent closes the pipes.
+Run as a module, this file is one of these processes. Each process reads pickled requests from its standard
+input, writes each answer to its standard output, and ends when its parent closes the pipes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from cloudspot.host.low_priority import lower_session_priority
 _log = logging.getLogger(__name__)
 
 MIN_FILES = 500
-"""With fewer files, a process costs more than it saves: half a second, mostly for its imports."""
+"""Below this number, a process costs more time than it saves: half a second, mostly for its imports."""
 MAX_PROCESSES = 8
 
 Fetch = Callable[[Sequence[Any]], None]
-"""Fetches the given files unless they are in the cache; raises the error of one of them."""
+"""Fetches the given files, except those in the cache; if some fail, raises the error of one of them."""
 
 
 def processes_for(num_files: int) -> int:
-    """Return the number of processes that pays off for ``num_files`` files; 1 means this process alone."""
+    """Return the number of processes worth using for ``num_files`` files; 1 means this process alone."""
     return max(1, min(MAX_PROCESSES, usable_cores(), num_files // MIN_FILES))
 
 
@@ -42,8 +42,9 @@ def processes_for(num_files: int) -> int:
 def fetching_processes(number: int, function: Fetch) -> Iterator[Fetch]:
     """Lend a function that calls ``function``, which is pickled, in one of ``number`` processes.
 
-    Up to ``number`` threads may call it at once. It raises the errors of ``function``. If a process cannot be
-    started or dies, ``function`` is called in this process from then on.
+    Up to ``number`` threads may call the lent function at once. The lent function raises any error that
+    ``function`` raises. If a process cannot be started or dies, ``function`` is called in this process from
+    then on.
     """
     free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
     processes = [_Process(function) for _ in range(number)]
@@ -76,16 +77,16 @@ def fetching_processes(number: int, function: Fetch) -> Iterator[Fetch]:
 
 
 class _Process:
-    """A process that is started when it is first used."""
+    """A process that is started at its first use."""
 
     def __init__(self, function: Fetch) -> None:
         self._function = pickle.dumps(function)
         self._process: subprocess.Popen[bytes] | None = None
 
     def fetch(self, files: Sequence[Any]) -> Exception | None:
-        """Return the error that the function raised, if any; raise all other errors."""
+        """Return the error that the function raised, if any; raise the errors of the process itself."""
         if self._process is None:
-            # Use the same modules as this process, from a directory whose files cannot shadow them.
+            # Use the same modules as this process, from a working directory whose files cannot shadow them.
             path = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
@@ -104,7 +105,7 @@ class _Process:
         return answer
 
     def end(self) -> int | None:
-        """Kill the process, if there is one; return its exit status."""
+        """Kill the process, if it is running; return its exit status."""
         if self._process is None:
             return None
         self._process.kill()
@@ -114,10 +115,10 @@ class _Process:
 
 
 def _serve() -> None:
-    """Serve requests, each in a thread; the end of the input ends the process."""
+    """Serve requests, each in a thread, until the input ends."""
     lower_session_priority()
     orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # Keep requests and answers apart from the input and output of plugins and their programs.
+    # Separate requests and answers from the standard streams that plugins and their programs use.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     functions: dict[bytes, Fetch] = {}
@@ -144,9 +145,9 @@ def _serve() -> None:
 
 
 def _packed(error: BaseException | None) -> bytes:
-    """Return the error pickled, or its text if the reader could not unpickle it."""
+    """Return the pickled error, or its message if the reader could not unpickle the error."""
     if error is None or isinstance(error, Exception):
-        with suppress(Exception):  # a plugin's error may do anything
+        with suppress(Exception):  # a plugin's error class may behave in any way
             packed = pickle.dumps(error)
             pickle.loads(packed)  # noqa: S301 - just packed
             return packed

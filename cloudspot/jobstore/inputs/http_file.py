@@ -22,7 +22,7 @@ from cloudspot.host.public_addresses import AddressRefused, handlers
 
 PIECE_BYTES = 1 << 20
 TIMEOUT_SECONDS = 30.0
-"""How long a server may stay silent."""
+"""The longest time that a server may stay silent."""
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+)")
 _MISSING = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)
@@ -31,19 +31,19 @@ _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MAN
 
 @dataclass(frozen=True)
 class HttpHead:
-    """The metadata of the whole file in an answer."""
+    """The metadata of the whole file, from the headers of an answer."""
 
     size: int | None
-    """The size in bytes; None if the server does not state it."""
+    """The size in bytes, or None if the server does not state it."""
     version: str
-    """The entity tag or, failing that, the time of the last change; it is empty if neither is known."""
+    """The entity tag or, failing that, the time of the last change; empty if neither is known."""
     seconds: int
     """The time of the last change, in seconds since 1970; 0 if unknown."""
     has_ranges: bool
 
 
 class HttpFile:
-    """A file under a URL. Thread-safe. No message shows the URL's query."""
+    """A file at a URL. Thread-safe. No message shows the query of the URL."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -51,22 +51,22 @@ class HttpFile:
         self._opener = build_opener(_SafeRedirects(), *handlers(urlsplit(url).hostname or ""))
 
     def head(self) -> HttpHead:
-        """Request the first byte, because servers may answer HEAD differently; errors as for ``opened``."""
+        """Request the first byte, because servers may answer HEAD differently; errors as in ``opened``."""
         with self.opened((0, 1)) as (head, _):
             return head
 
     @contextmanager
     def opened(self, span: tuple[int, int] | None) -> Iterator[tuple[HttpHead, Iterator[bytes]]]:
-        """Lend the metadata and the bytes, in pieces, of an answer.
+        """Request the file or a range of it; lend its metadata and its bytes, in pieces.
 
-        ``span`` is a start and a length. A server without ranges sends the whole file anyway;
-        ``HttpHead.has_ranges`` shows this. None requests the whole file.
+        ``span`` is an offset and a length, or None for the whole file. A server without range requests sends
+        the whole file anyway, as ``HttpHead.has_ranges`` shows.
 
         Raises:
-            ObjectMissing: there is no such file.
-            AuthError: the server wants credentials.
+            ObjectMissing: the server has no such file.
+            AuthError: the server requires credentials.
             TransientError: the server failed or the connection broke, possibly while pieces are read.
-            CloudspotError: the server answers with another error.
+            CloudspotError: the server returns another error.
         """
         headers = {"User-Agent": f"cloudspot/{cloudspot.__version__}", "Accept-Encoding": "identity"}
         if span is not None:
@@ -93,15 +93,21 @@ class HttpFile:
     def _read_head(self, answer: http.client.HTTPResponse, span: tuple[int, int] | None) -> HttpHead:
         headers = answer.headers
         if headers.get("Content-Encoding", "identity") != "identity":
-            raise CloudspotError(f"{self.shown}: the server sends it only compressed; copy it to a store")
+            raise CloudspotError(
+                f"{self.shown}: the server sends the file only compressed; copy the file to a store"
+            )
         if answer.status == HTTPStatus.PARTIAL_CONTENT and span is not None:
             match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
             first, last, size = (None, None, None) if match is None else map(whole_number, match.groups())
             if size is None or last is None or (first, last + 1) != (span[0], min(sum(span), size)):
-                raise CloudspotError(f"{self.shown}: the server sent another range; copy it to a store")
+                raise CloudspotError(
+                    f"{self.shown}: the server did not send the requested range; copy the file to a store"
+                )
             return HttpHead(size, _version(headers), _seconds(headers), has_ranges=True)
         if span is not None and span[0] > 0:
-            raise CloudspotError(f"{self.shown}: the server ignored a range; copy it to a store")
+            raise CloudspotError(
+                f"{self.shown}: the server does not support range requests; copy the file to a store"
+            )
         length = headers.get("Content-Length")
         size = whole_number(length)
         if length is not None and size is None:
@@ -130,7 +136,7 @@ class HttpFile:
 
 
 class _SafeRedirects(UnreadRedirects):
-    """Follows redirections, but never from https to another scheme; ``handlers`` checks the addresses."""
+    """Follows redirects, but never from https to another scheme; ``handlers`` checks the addresses."""
 
     def redirect_request(
         self,
@@ -143,7 +149,7 @@ class _SafeRedirects(UnreadRedirects):
     ) -> Request | None:
         scheme = urlsplit(newurl).scheme
         if scheme != "https" and (req.type == "https" or scheme != "http"):
-            raise CloudspotError(f"{req.host} redirects to {scheme}://, which is not followed")
+            raise CloudspotError(f"{req.host} redirects to {scheme}://, and such redirects are not followed")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -1,9 +1,9 @@
 """Input files on this machine's disk, named by their content: fetched once, for all jobs and generations.
 
-``objects/`` holds complete files; each appears by a rename, synced, and is never written again.
+``objects/`` holds complete files; each file is synced, appears by a rename, and is never written again.
 ``inputs/<hash of a URL>/`` holds the lock of the process that stages the input, and large files in progress.
-Such a file has one byte for each block after its content, which is 1 once the block is written; its name
-states the length of a block. So the next process can continue the work of a killed one.
+After the content, such a file has one byte for each block, which is 1 once the block is written; the file's
+name states the block size. So the next process can continue the work of a killed process.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ T = TypeVar("T")
 
 NUM_THREADS = 16
 NUM_ROUNDS = 3
-"""How often an input is listed if it keeps changing."""
+"""The number of times that an input is listed if it keeps changing."""
 LOCK_SECONDS = 0.2
-"""The interval between checks whether another process still stages the same input."""
+"""The interval between checks of whether another process is still staging the same input."""
 PORTION_FILES, PORTION_BYTES = 64, 16 << 20
-"""The most small files, and their most bytes, in one request to another process."""
+"""The most small files in one request to another process, and their maximum total size."""
 
 
 class Retry(Protocol):
-    """Makes a request, and repeats it after transient errors; raises the error that ends the staging."""
+    """Makes a request and repeats it after transient errors; raises the error that is to end the staging."""
 
     def __call__(self, request: Callable[[], T], /) -> T:
         """Return the result of the request."""
@@ -57,21 +57,23 @@ class Retry(Protocol):
 
 @dataclass(frozen=True)
 class Staging:
-    """How an input is brought to this machine."""
+    """The way in which an input is brought to this machine."""
 
     repeat: Retry
     pause: Callable[[float], None]
-    """Waits for some seconds; raises the error that ends the staging."""
+    """Waits for a number of seconds; raises the error that is to end the staging."""
     open_progress: Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
-    """Called with the bytes of the input and the bytes already here; lends a function for further bytes."""
+    """Called with the input's size and the bytes already here; lends a function that is called with further
+    bytes.
+    """
     num_threads: int = NUM_THREADS
     """The number of threads in each process."""
     num_processes: int = 0
-    """The number of processes that fetch small files; 0 chooses it, 1 means this process alone."""
+    """The number of processes that fetch small files; 0 chooses a number, 1 means this process alone."""
     spare_share: float = 0.0
     """The share of the disk that must stay free, from 0 to 1."""
     place: Callable[[Staged], None] = lambda _staged: None
-    """Called once all files are here, while no other process stages the input and could remove a version."""
+    """Called once all files are here, before another process can stage the input and remove a version."""
 
 
 @dataclass(frozen=True)
@@ -81,24 +83,24 @@ class Staged:
     files: Sequence[Wanted]
     num_bytes: int
     fetched_bytes: int
-    """The bytes that had to be fetched."""
+    """The number of bytes that had to be fetched."""
     version: str
     """See ``version_of_all``."""
 
 
 class InputCache:
-    """The cache in a directory; several processes of this machine may share it."""
+    """The cache in a directory, which several processes of this machine may share."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def path_of(self, source: Input, file: Wanted) -> Path:
-        """Return the path of the file once it is here."""
+        """Return the path that the file has once it is here."""
         name = source.content_key(file)
         return self.root / "objects" / name[:2] / name
 
     def has(self, source: Input, file: Wanted) -> bool:
-        """Return whether the complete file is here and has not been written to since."""
+        """Return whether the complete file is here and has not been changed since."""
         try:
             status = os.lstat(self.path_of(source, file))
         except FileNotFoundError:
@@ -106,12 +108,12 @@ class InputCache:
         return status.st_size == file.size and status.st_mtime_ns == _mtime_ns(file)
 
     def stage(self, source: Input, staging: Staging) -> Staged:
-        """Bring every file of the input here, all in the versions of one listing.
+        """Bring every file of the input here, in the versions of a single listing.
 
-        Only one process at a time stages an input. Files that are here are not fetched again.
+        Only one process at a time stages an input. Files that are already here are not fetched again.
 
         Raises:
-            InputMissing: there is nothing under its URL.
+            InputMissing: no files exist under the input's URL.
             InputChanged: the input keeps changing.
             CorruptData: a file's hash differs from the one in the job file.
             CloudspotError: a file cannot be fetched, or the disk has too little space.
@@ -137,17 +139,18 @@ class InputCache:
                     return staged
                 gone, new = set(files).difference(now), set(now).difference(files)
                 for file in gone:
-                    # This file may be a mixture, or have the bytes of a later version.
+                    # The stored file may mix versions, or hold a later version.
                     self.path_of(source, file).unlink(missing_ok=True)
                 if gone or new:
                     why = f"{source.describe(min(gone | new))} has changed since it was listed"
                 files = now
-        raise InputChanged(f"{why}, {NUM_ROUNDS} times in a row; stop changing it, or name a copy")
+        raise InputChanged(f"{why}, {NUM_ROUNDS} times in a row; stop changing the input, or name a copy")
 
     def _fetch(self, source: Input, files: Sequence[Wanted], own: Path, staging: Staging) -> int:
-        """Fetch the missing files; return their size in bytes."""
+        """Fetch the missing files; return the number of bytes fetched."""
         total = sum(file.size for file in files)
-        # The state kept for a large file grows with the size that it claims, so check the claim first.
+        # The progress marks of a large file take space in proportion to its claimed size, so check the claim
+        # first.
         check_fits(self.root, total)
         missing = [file for file in files if not self.has(source, file)]
         small = [file for file in missing if file.size <= BLOCK_BYTES]
@@ -159,7 +162,7 @@ class InputCache:
         parts = {one.part for one in large}
         for left in own.glob("*.part"):
             if left not in parts:
-                left.unlink()  # of an old version, or of an earlier boot
+                left.unlink()  # of an old version, or from an earlier boot
         num_left = sum(file.size for file in small) + sum(one.num_left_bytes for one in large)
         check_room(self.root, num_left, spare_share=staging.spare_share)
         num_processes = staging.num_processes or processes_for(len(small))
@@ -185,7 +188,7 @@ class InputCache:
 
 
 class _SmallFiles:
-    """Fetches files that take one request each, in this process or in another."""
+    """Fetches files that take one request each, in this process or in another one."""
 
     def __init__(self, cache: InputCache, own: Path, source: Input, num_threads: int) -> None:
         self._cache, self._own, self._source, self._num_threads = cache, own, source, num_threads
@@ -195,12 +198,13 @@ class _SmallFiles:
         return _small_files, (root, own, self._source.spec, self._num_threads)
 
     def __call__(self, files: Sequence[Wanted]) -> None:
-        """Fetch those of the files that are not here yet."""
+        """Fetch the files that are not here yet."""
         missing = [file for file in files if not self._cache.has(self._source, file)]
         failure: BaseException | None = None
         number = self._num_threads
         with ExitStack() as whole:
-            # Sync only when all are written: the file system's journal then commits once for many of them.
+            # Sync only when all files are written: the file system's journal then commits once for many
+            # files.
             fetched = list[tuple[int, Wanted]]()
             try:
                 map_parallel(lambda one: fetched.append(self._fetch(one, whole)), missing, num_threads=number)
@@ -211,7 +215,7 @@ class _SmallFiles:
             raise failure
 
     def _fetch(self, file: Wanted, whole: ExitStack) -> tuple[int, Wanted]:
-        """Write the file and return its descriptor; the file appears when the stack is closed."""
+        """Write the file and return its descriptor; the file appears when ``whole`` is closed."""
         path = self._cache.path_of(self._source, file)
         path.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
@@ -234,7 +238,7 @@ def _small_files(root: Path, own: Path, spec: DataSpec, num_threads: int) -> _Sm
 
 
 def _portions(files: Sequence[Wanted]) -> Iterator[Sequence[Wanted]]:
-    """Yield the files in portions that keep a process busy for a while, but not for long."""
+    """Yield the files in portions that take a process some time, but not long."""
     portion: list[Wanted] = []
     num_bytes = 0
     for file in files:
@@ -248,23 +252,23 @@ def _portions(files: Sequence[Wanted]) -> Iterator[Sequence[Wanted]]:
 
 
 class _Large:
-    """A file fetched in blocks; it stays next to the lock until all blocks are there."""
+    """A file fetched in blocks; until it is complete, it is stored next to the lock."""
 
     def __init__(self, target: Path, own: Path, source: Input, file: Wanted) -> None:
         self._target, self._source, self._file = target, source, file
         self._block = BLOCK_BYTES if source.has_ranges else file.size
-        # Bytes that an earlier boot wrote may not all have reached the disk.
+        # Bytes written before a reboot may not all have reached the disk.
         self.part = own / f"{target.name}.{self._block}.{this_boot()}.part"
         self._num_blocks = -(-file.size // self._block)
         self._left = self._read_left()
         self.num_left_bytes = sum(map(self._size, self._left))
         self._descriptor = -1
         self._noting = threading.Lock()
-        # The kernel lets only one thread at a time write to a file; the others would spin.
+        # The kernel lets only one thread at a time write to a file; other threads would spin.
         self._writing = threading.Lock()
 
     def tasks(self, repeat: Retry, progress: Callable[[int], None]) -> Iterator[Callable[[], None]]:
-        """Yield a task for each missing block; the file is open until all of them have run, or ``close``."""
+        """Yield a task for each missing block; the file stays open until the last task or ``close``."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(self.part, flags, 0o600)
         if not self._left:
@@ -301,7 +305,7 @@ class _Large:
             with self.part.open("rb") as file:
                 length = os.fstat(file.fileno()).st_size
                 if length == self._file.size:
-                    return set()  # cut to its final length: only the rename is missing
+                    return set()  # already cut to its final length: only the rename is missing
                 file.seek(self._file.size)
                 marks = file.read() if length == self._file.size + self._num_blocks else b""
         except FileNotFoundError:
@@ -330,7 +334,7 @@ class _Large:
         try:
             _settle(self._descriptor, self._file)
         except OSError:
-            self.part.unlink()  # the kernel reports lost bytes only once
+            self.part.unlink()  # the kernel reports lost writes only once
             raise
         os.fchmod(self._descriptor, 0o444)
         self._target.parent.mkdir(parents=True, exist_ok=True)
@@ -361,7 +365,7 @@ def _work(*kinds: tuple[Iterator[Callable[[], None]], int]) -> None:
 
 
 def _settle(descriptor: int, file: Wanted) -> None:
-    """Sync the file, and set its time, so that a later change shows."""
+    """Sync the file, and set its modification time, so that later changes can be detected."""
     os.fsync(descriptor)
     os.utime(descriptor, ns=(_mtime_ns(file), _mtime_ns(file)))
 

@@ -17,56 +17,56 @@ from cloudspot.model import ObjectMeta
 from cloudspot.registry import open_store
 
 BLOCK_BYTES = 8 << 20
-"""The most that one request reads of a large file."""
+"""The maximum that one request reads of a large file."""
 
 Sink = Callable[[int, memoryview], None]
-"""Takes an offset in the file and the bytes that belong there."""
+"""Takes an offset in the file and the bytes at that offset."""
 
 
 class Wanted(NamedTuple):
-    """A file of an input, in its version at the time of the listing."""
+    """A file of an input, in the version that the listing showed."""
 
     name: str
-    """Its path below that of the input; it is empty if the input is this one file."""
+    """The file's path below the input's URL; empty if the input is this file alone."""
     key: str
     size: int
     version: str
-    """A text that changes with the bytes."""
+    """A string that changes whenever the bytes change."""
     seconds: int
-    """The time of its last change, in seconds since 1970."""
+    """The time of the last change, in seconds since 1970."""
 
 
 class InputMissing(CloudspotError):
-    """There is nothing under the URL of an input."""
+    """No files exist under an input's URL."""
 
 
 class InputChanged(CloudspotError):
-    """A file of an input has changed since it was listed."""
+    """A file of an input has changed since the listing."""
 
 
 class Input(ABC):
-    """One input. Each call makes its requests once; the caller repeats them."""
+    """One input. Each call makes its requests once; the caller repeats failed calls."""
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec
         self.has_ranges = True
-        """Whether parts of a file can be read; this is known after the listing."""
+        """Whether ranges of a file can be read; this is known after the listing."""
 
     @abstractmethod
     def wanted(self) -> Sequence[Wanted]:
         """Return the files, in the order of their names.
 
         Raises:
-            InputMissing: there are none, or the URL names something else.
-            CloudspotError: some of them cannot be staged.
+            InputMissing: there are no files, or the URL does not name an input.
+            CloudspotError: some of the files cannot be staged.
         """
 
     @abstractmethod
     def look(self) -> None:
-        """Check with one request, or very few, that there is something readable.
+        """Check with one request, or very few, that the input has readable content.
 
         Raises:
-            InputMissing: there is nothing.
+            InputMissing: the input has no files.
         """
 
     @abstractmethod
@@ -75,7 +75,7 @@ class Input(ABC):
 
         Raises:
             InputChanged: the received bytes are of another version, as far as that can be detected.
-            ObjectMissing: the file is gone.
+            ObjectMissing: the file no longer exists.
         """
 
     def describe(self, file: Wanted) -> str:
@@ -90,15 +90,15 @@ class Input(ABC):
     @property
     @abstractmethod
     def _place(self) -> str:
-        """The URL below which the keys are, the same for all its spellings."""
+        """The URL to which the keys are relative, the same for all spellings of the input's URL."""
 
 
 def open_input(spec: DataSpec) -> Input:
     """Open the input, without I/O.
 
     Raises:
-        SpecError: the store's plugin refuses its URL.
-        PluginError: no plugin for its scheme is installed, or it is broken.
+        SpecError: the store's plugin rejects the URL.
+        PluginError: no plugin for the URL's scheme is installed, or the plugin is broken.
     """
     return _HttpInput(spec) if spec.is_http else _StoreInput(spec)
 
@@ -144,20 +144,20 @@ class _StoreInput(Input):
     def look(self) -> None:
         if not self.spec.is_tree:
             self.wanted()
-        # Foreign names may be readable in place, so they count; markers of directories do not.
+        # Foreign names count, since they may be readable in place; directory markers do not count.
         elif not any(page.objects or page.skipped for page in self.store.list_pages("")):
-            raise InputMissing("there are no objects below it")
+            raise InputMissing("it contains no objects")
 
     def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:
         if start == 0 and length == file.size <= BLOCK_BYTES:
-            # Read it whole, so that the store verifies its own checksum, if it has one.
+            # Read the object whole, so that the store verifies its own checksum, if it has one.
             data = self.store.get(file.key)
             _check_length(self, file, len(data), file.size)
             with memoryview(data) as view:
                 sink(0, view)
             return
         if not hasattr(self._own, "buffer"):
-            self._own.buffer = bytearray(BLOCK_BYTES)  # fresh memory costs more
+            self._own.buffer = bytearray(BLOCK_BYTES)  # allocating a new buffer costs more
         for at in range(start, start + length, BLOCK_BYTES):
             with memoryview(self._own.buffer)[: min(BLOCK_BYTES, start + length - at)] as room:
                 _check_length(self, file, self.store.get_range_into(file.key, at, room), len(room))
@@ -171,24 +171,25 @@ class _StoreInput(Input):
             skipped.update(page.skipped)
             if len(files) + len(skipped) > MAX_LISTED:
                 raise CloudspotError(
-                    f"more than {MAX_LISTED} objects lie below it: pack them into larger ones"
+                    f"it contains more than {MAX_LISTED} objects: pack them into fewer, larger ones"
                 )
         if skipped:
             raise CloudspotError(
-                f"{len(skipped)} name(s) below it cannot be staged, such as {min(skipped)!r}: names must be "
-                "printable ASCII, and symlinks are not followed; rename them, or put them elsewhere"
+                f"it contains {len(skipped)} name(s) that cannot be staged, such as {min(skipped)!r}: names "
+                "must be printable ASCII, and symlinks are not followed; rename them, or put them elsewhere"
             )
         if not files:
-            raise InputMissing("there are no objects below it")
+            raise InputMissing("it contains no objects")
         if both := {one.name for one in files} & _directories(files):
             raise CloudspotError(
-                f"{min(both)!r} is an object, but others lie below {min(both)}/: a disk cannot hold both"
+                f"{min(both)!r} is an object, but there are also objects below {min(both)}/: a disk cannot "
+                "hold both"
             )
         return files
 
 
 def _directories(files: Iterable[Wanted]) -> set[str]:
-    """Return the names of all directories that contain the files."""
+    """Return the names of all directories that contain a file."""
     directories: set[str] = set()
     for file in files:
         above = file.name.rpartition("/")[0]
@@ -215,7 +216,7 @@ class _HttpInput(Input):
         except ObjectMissing as error:
             raise InputMissing(str(error)) from error
         if head.size is None:
-            raise CloudspotError("the server does not state the file's length; copy it to a store")
+            raise CloudspotError("the server does not state the file's length; copy the file to a store")
         if not head.version and self.spec.sha256 is None:
             raise CloudspotError(
                 "the server sends neither an ETag nor a Last-Modified header, so that a change would not "

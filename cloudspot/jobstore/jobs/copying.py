@@ -1,14 +1,14 @@
-"""Copy a job to another store: everything that it needs to continue there, and its history.
+"""Copy a job to another store: its history, and everything that it needs to continue there.
 
-All objects below a job's prefix are copied unchanged, with these exceptions: its secrets; records that
-drivers compute anew (the summary, the suspicions, copies of the journal and of settled launches); its agents,
-because a resumption stages its own; and its checkpoints, of which only the best one is copied. Objects are
-created, never replaced. The next copy finishes an interrupted one: it compares the existing objects by
-content and copies the rest. The submission comes last; before it, the target has no such job. The copy is not
-marked live, because nothing of it runs until it is resumed.
+All objects below a job's prefix are copied unchanged, except its secrets, its agents (a resumption stages new
+ones), records that drivers compute anew (the summary, the suspicions, copies of the journal and of settled
+launches), and its checkpoints, of which only the best one is copied. Objects are created, never replaced.
+After an interruption, the next copy compares the existing objects by content and copies the rest. The
+submission is copied last; until then, the target has no such job. The copy is not marked live, because no
+part of it runs until it is resumed.
 
-A job may return to a store that it has left: the journal there is the beginning of its present one. The first
-missing record is then written last, because readers take a gap for the end of the journal.
+A job may return to a store that it has left: the journal there is then the beginning of the present one. In
+that case the first missing record is written last, because readers take a gap for the end of the journal.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from cloudspot.jobstore.layout.records import CheckpointId, JournalRecord, Manif
 from cloudspot.plugin.multipart import PART_BYTES
 
 NUM_THREADS = 4
-"""Uploading a large object takes 80 MiB of memory per thread."""
+"""The upload of a large object takes 80 MiB of memory per thread."""
 
 
 class DamagedCheckpoint(CorruptData):
@@ -63,7 +63,7 @@ class DamagedCheckpoint(CorruptData):
 
 
 class _Differs(CloudspotError):
-    """An object in the target has different content."""
+    """The target has an object of the same key with different content."""
 
 
 @dataclass(frozen=True)
@@ -73,28 +73,27 @@ class CopiedObject:
     key: str
     size: int
     sha256: str | None = None
-    """The SHA-256 of its content, if its key or the submission states it."""
+    """The SHA-256 of the content, if the key or the submission states it."""
     chunk: StoredChunk | None = None
-    """The chunk of a checkpoint that it holds, if any, as in the manifest."""
+    """The checkpoint chunk that the object holds, if any, as listed in the manifest."""
     is_artifact: bool = False
-    """Whether it is an artifact, which may have been overwritten since an earlier copy."""
+    """Whether the object is an artifact, which may have been overwritten since an earlier copy."""
 
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """Everything that a copy of a job contains."""
+    """The objects of which a copy of a job consists."""
 
     submission: Submission
     """The job's first submission."""
     spec: CopiedObject
-    """The record of the submission."""
+    """The object that holds the first submission."""
     objects: tuple[CopiedObject, ...]
-    """Code, records, logs and artifacts: everything that belongs neither to the journal nor to a
-    checkpoint."""
+    """Code, records, logs and artifacts: all objects outside the journal and the checkpoints."""
     journal: tuple[CopiedObject, ...]
     """The journal's records, in order."""
     checkpoint: CheckpointId | None
-    """The checkpoint to copy, or None if the job has none that is whole."""
+    """The checkpoint to copy, or None if no checkpoint of the job is whole."""
     chunks: tuple[CopiedObject, ...]
     """The checkpoint's chunks."""
     manifests: tuple[CopiedObject, ...]
@@ -109,17 +108,17 @@ class CopyPlan:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes to read from the source and write to the target."""
+        """The number of bytes to read from the source and write to the target."""
         return sum(one.size for one in self.everything)
 
     @property
     def num_reads(self) -> int:
-        """The approximate number of requests that read them."""
+        """The approximate number of requests that read the objects."""
         return sum(max(1, -(-one.size // BLOCK_BYTES)) for one in self.everything)
 
     @property
     def num_writes(self) -> int:
-        """The approximate number of requests that write them; a large object is uploaded in parts."""
+        """The approximate number of requests that write the objects; a large object is uploaded in parts."""
         return sum(1 if one.size <= PART_BYTES else -(-one.size // PART_BYTES) + 2 for one in self.everything)
 
 
@@ -132,11 +131,11 @@ def plan_copy(
 ) -> CopyPlan:
     """Return the plan of a copy of the job to another store, without the checkpoints in ``damaged``.
 
-    ``is_estimate`` plans a copy at this moment, even if the job has not ended; such a plan must not be
-    executed.
+    With ``is_estimate``, the copy is planned as of this moment even if the job has not ended; such a plan
+    must not be executed.
 
-    The chosen checkpoint is the best of the lineage whose manifest is sound and whose chunks exist. The copy
-    itself verifies their bytes.
+    The plan has the best checkpoint of the lineage whose manifest is sound and whose chunks exist. The
+    chunks' bytes are only verified by the copy itself.
 
     Raises:
         CloudspotError: the job is neither finished nor suspended, or some of its resources are not released.
@@ -183,7 +182,7 @@ def plan_copy(
         checkpoint=None if best is None else best.id,
         chunks=tuple(
             {
-                # The size of a compressed chunk may differ from that in its record.
+                # A compressed chunk may have another size than its record states.
                 one.key: CopiedObject(one.key, sizes.get(one.key, one.chunk.size), chunk=one)
                 for one in chunks
             }.values()
@@ -194,7 +193,7 @@ def plan_copy(
 
 
 def describe_copy(plan: CopyPlan) -> str:
-    """Return the size of the copy in one line; its price follows from this."""
+    """Return a line with the size of the copy, from which its price follows."""
     what = "without a checkpoint" if plan.checkpoint is None else f"with checkpoint {plan.checkpoint}"
     return (
         f"{len(plan.everything):,} objects, {plan.num_bytes / 2**20:,.1f} MiB, {what}: about "
@@ -212,18 +211,18 @@ def copy(
 ) -> None:
     """Copy the job to the target, verified; after an interruption, call it again.
 
-    Since before the plan was made, the caller keeps everyone from resuming the job in the source. If the
+    Before planning, the caller must ensure that nobody can resume the job in the source. If the
     target already has the planned job, nothing is written, even if the job has continued there. ``progress``
-    is called with the bytes read, including those of objects that exist already: ``plan.num_bytes`` in total.
+    is called with the bytes read, ``plan.num_bytes`` in total; these include objects that exist already.
 
     Raises:
-        CloudspotError: an object in the target has different content; the message names its key. Or shared
-            code that the job needs is possibly being deleted there.
+        CloudspotError: an object in the target has different content (the message names its key), or shared
+            code that the job needs may be about to be deleted there.
         CorruptData: an object in the source has changed since the plan was made, or does not match the hash
             in its name.
         DamagedCheckpoint: a chunk does not match its checksum.
-        JobExists: the target has another job of that id.
-        StoreRefused: the target breaks a promise.
+        JobExists: the target has another job with that id.
+        StoreRefused: the target breaks a promise of object stores.
         TransientError: a store failed.
     """
     source, target = with_retries(source), with_retries(target)
@@ -232,8 +231,8 @@ def copy(
     standing = {meta.key: meta.size for meta in target.list_objects(keys.job_prefix(job_id))}
     copier = _ObjectCopier(source, target, standing, progress)
     if all(one.key in standing for one in (*plan.journal, plan.spec)):
-        # Each writer of the journal knew all records before its own, so equal last records have equal
-        # beginnings.
+        # Each writer of the journal knew all earlier records, so if the last records are equal, all records
+        # are.
         copier.copy_object(plan.journal[-1])
         progress(plan.num_bytes - plan.journal[-1].size)
         return
@@ -256,22 +255,23 @@ def copy(
 
 
 def reserve(plan: CopyPlan, source: ObjectStore, target: ObjectStore) -> None:
-    """Reserve the job's id in the target, and check that the target keeps its promises; safe to repeat.
+    """Reserve the job's id in the target, and check that the target keeps a store's promises; safe to repeat.
 
     Raises:
-        JobExists: the target has another job of that id.
-        StoreRefused: the target breaks a promise.
+        JobExists: the target has another job with that id.
+        StoreRefused: the target breaks a promise of object stores.
         TransientError: a store failed.
     """
     source, target = with_retries(source), with_retries(target)
     job_id = plan.submission.job_id
     if source.canonical_url == target.canonical_url:
-        raise JobExists(f"job {job_id!r} is in {target.url} already, which is also the source")
+        raise JobExists(f"job {job_id!r} is already in {target.url}, which is also the source")
     taken = JobExists(f"{target.url} has another job {job_id!r}; remove that one or copy to another store")
     if find_bytes(target, plan.spec.key) not in {None, source.get(plan.spec.key)}:
         raise taken
     probe(target)
-    # From here on the id is ours. The content distinguishes our reservation from others', as in a submission.
+    # From here on, the id is ours. As in a submission, the content distinguishes our reservation from other
+    # reservations.
     if create(target, keys.index(job_id), plan.submission.writer.encode()) is not None:
         raise taken
 
@@ -293,11 +293,11 @@ class _ObjectCopier:
         self._lock = threading.Lock()
 
     def copy_object(self, one: CopiedObject) -> None:
-        """Create the object in the target, or compare it with the existing one; errors as for ``copy``."""
+        """Create the object in the target, or compare it with the existing object; errors as in ``copy``."""
         try:
             self._copy_object(one)
         except DamagedCheckpoint:
-            self._copy_object(one)  # the error may have happened in transit
+            self._copy_object(one)  # the bytes may have been damaged in transit
 
     def _copy_object(self, one: CopiedObject) -> None:
         if one.key in self._standing:
@@ -306,7 +306,7 @@ class _ObjectCopier:
             except _Differs:
                 if not one.is_artifact:
                     raise
-                # The job was here before, and has rewritten the file since.
+                # The job was in this store before, and has rewritten the file since.
                 self._target.delete(one.key)
                 del self._standing[one.key]
                 self._copy_object(one)
@@ -325,7 +325,7 @@ class _ObjectCopier:
         def attempt() -> None:
             nonlocal num_tries
             num_tries += 1
-            # An earlier try may have succeeded although its answer was lost.
+            # An earlier attempt may have succeeded although its answer was lost.
             meta = find_meta(self._target, one.key) if num_tries > 1 else None
             if meta is not None:
                 self._compare(one, meta.size, told)
@@ -360,7 +360,7 @@ class _ObjectCopier:
         told.reached(one.size)  # the existing object may be shorter
 
     def _blocks(self, one: CopiedObject) -> Iterator[bytes]:
-        """Yield the bytes of the source object, verified at the end."""
+        """Yield the bytes of the source object; they are verified at the end."""
         try:
             yield from _blocks(self._source, one)
         except CorruptData as error:
@@ -381,7 +381,7 @@ class _ObjectCopier:
 
 
 class _Told:
-    """Reports each byte of an object once, however often it is read."""
+    """Reports each byte of an object once, however often the object is read."""
 
     def __init__(self, one: CopiedObject, tell: Callable[[int], None]) -> None:
         self._size = one.size
@@ -396,10 +396,11 @@ class _Told:
 
 
 def _blocks(store: ObjectStore, one: CopiedObject) -> Iterator[bytes]:
-    """Yield an object's bytes in blocks, verified at the end.
+    """Yield an object's bytes in blocks; they are verified at the end.
 
     Raises:
-        CorruptData: it is missing, or its size differs from the plan or its content from the known hash.
+        CorruptData: the object is missing, its size differs from the plan, or its content does not match the
+            known hash.
     """
     if one.chunk is not None:
         yield from read_stored(store, one.chunk)
@@ -408,12 +409,12 @@ def _blocks(store: ObjectStore, one: CopiedObject) -> Iterator[bytes]:
     for start in range(0, max(one.size, 1), BLOCK_BYTES):
         length = min(BLOCK_BYTES, one.size - start)
         try:
-            # One more byte at the end reveals that an object has grown.
+            # The extra byte at the end reveals that an object has grown.
             block = store.get_range(one.key, start, length + (start + length == one.size))
         except ObjectMissing as error:
             raise CorruptData(f"{store.url}: {one.key} was deleted after the copy was planned") from error
         if len(block) != length:
-            raise CorruptData(f"{store.url}: {one.key} has changed after the copy was planned")
+            raise CorruptData(f"{store.url}: {one.key} changed after the copy was planned")
         digest.update(block)
         yield block
     if one.sha256 not in {None, digest.hexdigest()}:
@@ -446,7 +447,7 @@ def _check_over(source: ObjectStore, job_id: str, history: History) -> None:
 def _best_checkpoint(
     source: ObjectStore, job_id: str, journal: Sequence[JournalRecord], damaged: Collection[CheckpointId]
 ) -> tuple[Manifest | None, tuple[Skipped, ...]]:
-    """Return the manifest of the best checkpoint that looks whole, and the better ones that do not."""
+    """Return the manifest of the best checkpoint that looks whole, and the better checkpoints that do not."""
     skipped: list[Skipped] = []
     for checkpoint in standing_checkpoints(source, job_id, journal):
         try:
@@ -462,9 +463,9 @@ def _best_checkpoint(
 
 
 def _check_not_removed(target: ObjectStore, plan: CopyPlan) -> None:
-    """Check that nobody is deleting the code that the job will share with others in the target.
+    """Check that nobody is deleting the code that the job will share with other jobs in the target.
 
-    A removal that starts to look for jobs later finds our reservation, and keeps the code.
+    If a removal looks for jobs only after this, it finds our reservation and keeps the code.
     """
     key = code_key(plan.submission)
     prefix = keys.removals_prefix(key)
@@ -474,8 +475,8 @@ def _check_not_removed(target: ObjectStore, plan: CopyPlan) -> None:
         if by.startswith(keys.REAPER):
             who, again = "`cloudspot reap`", "run it again an hour later"
         raise CloudspotError(
-            f"{target.url}: {who} may delete {key}, which job {plan.submission.job_id!r} needs; wait for it, "
-            f"or {again} if it was interrupted"
+            f"{target.url}: {who} might delete {key}, which job {plan.submission.job_id!r} needs; wait "
+            f"until {who} has ended, or {again} if it was interrupted"
         )
 
 
@@ -499,7 +500,7 @@ def _check_no_others(target: ObjectStore, plan: CopyPlan, standing: Collection[s
 def _check_whole(
     target: ObjectStore, plan: CopyPlan, standing: Mapping[str, int], later: Collection[str]
 ) -> None:
-    """Check by a listing that everything exists except ``later``; ``standing`` was compared already."""
+    """Check by a listing that all objects but ``later`` exist; those in ``standing`` are compared already."""
     prefix = keys.job_prefix(plan.submission.job_id)
     listed = {meta.key: meta.size for meta in target.list_objects(prefix)}
     wrong: Sequence[str] = [
@@ -510,4 +511,6 @@ def _check_whole(
         and listed.get(one.key) != standing.get(one.key, one.size)
     ]
     if wrong:
-        raise TransientError(f"{target.url}: {wrong[0]} is not there as it was written; copy again")
+        raise TransientError(
+            f"{target.url}: {wrong[0]} is missing or differs from what was written; copy again"
+        )

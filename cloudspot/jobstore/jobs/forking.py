@@ -1,4 +1,4 @@
-"""Give a new job the checkpoint of another one, as its generation 0: its journal starts with that commit."""
+"""Give a new job the checkpoint of another one, as its generation 0: its journal starts with the commit."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def code_of(store: ObjectStore, submission: Submission) -> Bundle:
     """Return the submitted code of a job.
 
     Raises:
-        CorruptData: it does not match the hash in the submission.
-        ObjectMissing: it is gone.
+        CorruptData: the code does not match the hash in the submission.
+        ObjectMissing: the code no longer exists.
     """
     data = with_retries(store).get(code_key(submission))
     if hashlib.sha256(data).hexdigest() != submission.code_sha256:
@@ -45,13 +45,13 @@ def bring_checkpoint(
     *,
     progress: Callable[[int], None] = lambda _count: None,
 ) -> CheckpointId:
-    """Copy the committed checkpoint ``origin`` to the job; return its id there.
+    """Copy the committed checkpoint ``origin`` to the job; return the checkpoint's id there.
 
-    Each chunk is verified on the way. Nobody else writes to the job in the meantime: its id is reserved, and
-    it does not exist yet. ``progress`` is called with the bytes copied.
+    Each chunk is verified during the copy. No other process writes to the job in the meantime, because its id
+    is reserved and it does not exist yet. ``progress`` is called with the bytes copied.
 
     Raises:
-        CorruptData: the checkpoint does not verify.
+        CorruptData: the checkpoint fails verification.
     """
     check_manifest(manifest)
     store = with_retries(store)
@@ -68,14 +68,14 @@ def bring_checkpoint(
     pairs = zip(stored_chunks(origin.job_id, manifest), stored_chunks(job_id, copy), strict=True)
     map_parallel(carry, tuple(pairs), num_threads=NUM_THREADS)
     record = commit_of(copy, at=copy.at)
-    # Put, not create: an earlier submission with this id may have been interrupted after this point.
+    # Put rather than create, because an earlier submission with this id may have been interrupted later on.
     store.put(keys.manifest(job_id, copy.generation, copy.step), codec.encode(copy))
     store.put(keys.journal(job_id, 1), codec.encode(record))
     return copy.id
 
 
 def _renumbered(manifest: Manifest, *, at: datetime) -> Manifest:
-    """Return the manifest with generation 0 and no round, which no training of the new job has."""
+    """Return the manifest with generation 0 and no round, a pair that no training of the new job uses."""
     copy = msgspec.structs.replace(
         manifest,
         generation=0,

@@ -1,4 +1,4 @@
-"""A job's entry in the index: it reserves the id, and records a removal in progress."""
+"""A job's entry in the index, which reserves the id and records a removal that has begun."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Removal
 
 _NOTE = b"{"
-"""The first byte of a removal's note; the entry of a submission is a nonce in hex."""
+"""The first byte of a removal's note; a submission's entry is a nonce in hex instead."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Entry:
     """A job's entry in the index."""
 
     since: datetime
-    """The time at which it was written, by the store's clock."""
+    """The time at which the entry was written, by the store's clock."""
     removal: Removal | None
     """The removal of the job, if one has begun."""
 
@@ -29,7 +29,7 @@ def read_entry(store: ObjectStore, job_id: str) -> Entry:
     """Return the job's entry in the index.
 
     Raises:
-        JobNotFound: there is none.
+        JobNotFound: the index has no such entry.
     """
     store = with_retries(store)
     key = keys.index(job_id)

@@ -1,11 +1,11 @@
-"""The lists of jobs: all of them, those that may be live, and the newest.
+"""The lists of jobs: all jobs, the jobs that may be live, and the most recent jobs.
 
-Each list is a prefix of small objects, so that one listing returns it without reading any job. A job is
+Each list is a prefix of small objects, so that one listing returns it and no job has to be read. A job is
 *marked live* from before its submission exists until a driver has found it settled: finished, cleaned up, and
-without machines. The mark is put first, deleted last, and put again before each launch is intended. So a
-crash may leave one mark too many, which costs a few requests, but never one too few. The mark also names the
-submission: a driver that was suspended while its job was removed cannot delete the mark of another job with
-the same id.
+without machines. The mark is put first, deleted last, and put again before each intent of a launch. So a
+crash may leave an unneeded mark, which costs a few requests, but a needed mark is never missing. The mark
+also names the submission: a driver that was suspended while its job was removed cannot delete the mark of
+another job with the same id.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Submission
 
 MAX_RECENT = 1000
-"""The most jobs that one request lists."""
+"""The maximum number of jobs that one request lists."""
 
 
 def list_jobs(store: ObjectStore) -> tuple[str, ...]:
     """Return the ids of all jobs in the store, sorted.
 
-    A job whose submission was interrupted is listed too; reading it raises JobNotFound.
+    A job whose submission was interrupted is also listed; reading that job raises JobNotFound.
     """
     found = (keys.index.match(meta.key) for meta in with_retries(store).list_objects(keys.index_prefix()))
     return tuple(match[0] for match in found if match is not None)
 
 
 def resumed_writer(first: str, resumption: int) -> str:
-    """Return the writer of a resumed submission, which is no nonce, so that every driver knows all marks."""
+    """Return the writer of a resumed submission: no nonce, so that every driver can compute all marks."""
     return f"{first}-{resumption}"
 
 
 def mark_live(store: ObjectStore, job_id: str, writer: str) -> None:
-    """Mark the job live for the submission of ``writer``; safe to repeat: the mark keeps its first time."""
+    """Mark the job live for the submission of ``writer``; safe to repeat: the first mark stays."""
     create(store, keys.live(job_id, writer), b"")
 
 
@@ -48,7 +48,7 @@ def unmark_live(store: ObjectStore, job_id: str, writer: str) -> None:
 
 
 def list_live(store: ObjectStore) -> dict[str, datetime]:
-    """Return the ids of the jobs that are marked live, sorted, and since when, by the store's clock."""
+    """Return the ids of the jobs marked live, sorted, with the time of the mark by the store's clock."""
     live: dict[str, datetime] = {}
     for meta in with_retries(store).list_objects(keys.live_prefix()):
         match = keys.live.match(meta.key)
@@ -58,7 +58,7 @@ def list_live(store: ObjectStore) -> dict[str, datetime]:
 
 
 def is_marked_live(store: ObjectStore, job_id: str) -> bool:
-    """Return whether the job is marked live; one request."""
+    """Return whether the job is marked live; takes one request."""
     return bool(with_retries(store).list_page(keys.live_marks_prefix(job_id), limit=1).objects)
 
 
@@ -73,9 +73,9 @@ def forget_recent(store: ObjectStore, submission: Submission) -> None:
 
 
 def list_recent(store: ObjectStore) -> tuple[tuple[str, ...], bool]:
-    """Return the ids of the most recent jobs, newest first, and whether these are all jobs.
+    """Return the ids of the most recent jobs, newest first, and whether the list has all jobs.
 
-    It takes one request. The order follows the times that the submitters stated.
+    The call takes one request. The order follows the times that the submitters stated.
     """
     page = with_retries(store).list_page(keys.recent_prefix(), limit=MAX_RECENT)
     found = [keys.recent.match(meta.key) for meta in page.objects]

@@ -1,7 +1,7 @@
-"""Records of the spot market that ended jobs have seen, for later jobs: one small object for each job.
+"""Records of the spot market as ended jobs saw it, for later jobs: one small object per job.
 
-They are advice, and outlive their jobs: nothing in them names a job. A broken record therefore only loses its
-own advice, and a store without any records works as well.
+The records are advice and outlive their jobs, which they do not name. So a broken record loses only its own
+advice, and a store without any records works as well.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cloudspot.jobstore.layout.records import MarketSeen, Submission
 from cloudspot.model import ObjectMeta
 
 MAX_READ = 50
-"""How many of a provider's newest records are read."""
+"""The number of a provider's newest records that are read."""
 MAX_KEPT = 200
-"""Older records are deleted by the next writer."""
+"""The next writer deletes the oldest records beyond this number."""
 MAX_BYTES = 1 << 18
-"""No writer of ours writes more, so longer objects are not read."""
+"""Cloudspot writes no longer records, so longer objects are not read."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class MarketRecords:
 
 
 def write_market_seen(store: ObjectStore, submission: Submission, provider: str, seen: MarketSeen) -> None:
-    """Put or replace a job's observations on a provider, and delete the oldest records beyond ``MAX_KEPT``.
+    """Put or replace a job's observations of a provider, and delete the oldest records beyond ``MAX_KEPT``.
 
-    ``submission`` is the job's first one, so that a resumed job still has only one record.
+    ``submission`` is the job's first submission, so that a resumed job still has only one record.
     """
     store = with_retries(store)
     key = keys.market_seen(provider, submission.milliseconds, submission.writer)
@@ -47,7 +47,7 @@ def write_market_seen(store: ObjectStore, submission: Submission, provider: str,
 
 
 def read_market_seen(store: ObjectStore, provider: str) -> MarketRecords:
-    """Return a provider's newest records, at most ``MAX_READ``: one request, and one more for each record."""
+    """Return a provider's newest records, at most ``MAX_READ``; takes a request, and one more per record."""
     store = with_retries(store)
 
     def read(meta: ObjectMeta) -> MarketSeen | str | None:
@@ -55,7 +55,7 @@ def read_market_seen(store: ObjectStore, provider: str) -> MarketRecords:
             return meta.key if meta.size > MAX_BYTES else read_record(store, meta.key, MarketSeen)
         except CorruptData:
             return meta.key
-        except ObjectMissing:  # Deleted by a later writer as one of the oldest.
+        except ObjectMissing:  # A later writer has deleted it as one of the oldest.
             return None
 
     read_ones = map_parallel(read, _list(store, provider)[:MAX_READ])
@@ -66,6 +66,6 @@ def read_market_seen(store: ObjectStore, provider: str) -> MarketRecords:
 
 
 def _list(store: ObjectStore, provider: str) -> list[ObjectMeta]:
-    """Return the newest records, newest first, up to the number that one request lists."""
+    """Return the newest records, newest first, up to the number that a single request lists."""
     listed = store.list_page(keys.market_prefix(provider)).objects
     return [meta for meta in listed if keys.market_seen.match(meta.key) is not None]

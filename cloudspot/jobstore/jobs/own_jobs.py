@@ -1,10 +1,10 @@
-"""This computer's notes of the jobs that its user has submitted, in a place where nobody else can write.
+"""This computer's notes of the jobs that its user has submitted, where nobody else can write.
 
-Anyone who can write to a store can change a job's record, or add a job. The record is therefore not trusted
-for anything that affects this computer, such as which of its variables, files and profiles are read, and
-whether its processes may serve as machines. The notes decide these. A note holds each submission that was
-made or adopted here. Launch requests of the provider ``local`` also carry a signature, by a key that never
-leaves this computer.
+Anyone who can write to a store can change a job's record, or add a job. So the note, rather than the record,
+decides anything that affects this computer, such as which of its variables, files and profiles are read, and
+whether its processes may serve as machines. A note holds each submission that was made or adopted on this
+computer. Launch requests of the provider ``local`` also carry a signature made with a key that never leaves
+this computer.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _KEY_BYTES = 32
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """All submissions of one job of one store that were made here."""
+    """All submissions of one job of one store that were made or adopted on this computer."""
 
     submissions: dict[Sha256, dict[str, Any]]
-    """The content of the submissions by hash, in the order in which they were noted."""
+    """The content of the submissions by hash, in the order of their notes."""
     has_ended: bool = False
-    """Whether the provider ``local`` has released the job; it runs here again only if it is resumed from
-    here."""
+    """Whether the provider ``local`` has released the job; the job runs here again only if it is resumed from
+    here.
+    """
 
     @property
     def newest(self) -> Mapping[str, Any]:
@@ -51,12 +52,12 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note_job(submission: Submission, *, store_url: str, sha256: str) -> None:
-    """Note a submission and its ``hash_of``; safe to repeat. The first note also makes the key.
+    """Note a submission and its ``hash_of``; safe to repeat. The first note also creates the key.
 
-    ``store_url`` is the label of the store. From then on, a job that has ended may run here again.
+    ``store_url`` is the label of the store. After this, a job that has ended may run here again.
 
     Raises:
-        SpecError: others can access the directory of the notes, or it cannot be written.
+        SpecError: other users can access the directory of the notes, or it cannot be written.
     """
     from cloudspot.jobstore.jobs.submission import content_of
     from cloudspot.jobstore.layout import codec
@@ -75,10 +76,10 @@ def note_job(submission: Submission, *, store_url: str, sha256: str) -> None:
 
 
 def end_job(job_id: str, *, store_url: str) -> None:
-    """Note that the job has ended, unless it has no note. Errors as for ``note_job``.
+    """Note that the job has ended, unless it has no note. Errors as in ``note_job``.
 
-    Its submissions stay known for a later resumption. But no driver runs it here again: anyone who can write
-    to the store could revoke its end.
+    The job's submissions stay known for a later resumption. But no driver runs the job here again, because
+    anyone who can write to the store could revoke its end.
     """
     if find_note(job_id, store_url=store_url) is None:
         return
@@ -89,16 +90,16 @@ def end_job(job_id: str, *, store_url: str) -> None:
 
 
 def forget_job(job_id: str, *, store_url: str) -> None:
-    """Delete the note of a job that was removed from its store; a missing note is no error."""
+    """Delete the note of a job that was removed from its store; a missing note is not an error."""
     with _usable():
         (_directory() / _name(job_id, store_url)).unlink(missing_ok=True)
 
 
 def find_note(job_id: str, *, store_url: str) -> Note | None:
-    """Return the note of the job, or None if there is none or an earlier version of cloudspot made it.
+    """Return the note of the job, or None if no note exists or an earlier version of cloudspot made it.
 
     Raises:
-        SpecError: others can access the directory of the notes, or it cannot be read.
+        SpecError: other users can access the directory of the notes, or it cannot be read.
     """
     data = _read(_name(job_id, store_url))
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
@@ -108,10 +109,10 @@ def find_note(job_id: str, *, store_url: str) -> Note | None:
 
 
 def signature(statement: bytes) -> str:
-    """Return this state home's signature of the bytes, in hex; empty before the first job, for a dry run.
+    """Return this state home's signature of the bytes, in hex; empty before the first job, as in a dry run.
 
     Raises:
-        SpecError: see ``note_job``.
+        SpecError: as in ``note_job``.
     """
     key = _read(_KEY)
     return "" if key is None else hmac.new(key, statement, hashlib.sha256).hexdigest()
@@ -145,4 +146,6 @@ def _usable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SpecError(f"{error.strerror}; or set {HOME} to another directory of your own") from error
+        raise SpecError(
+            f"{error.strerror}; correct this, or set {HOME} to another directory of your own"
+        ) from error

@@ -40,30 +40,30 @@ from cloudspot.jobstore.nodes.settled_launches import find_settled
 from cloudspot.model import ObjectMeta
 
 MAX_REREADS = 8
-"""The most new heartbeats that one pass reads of nodes with unchanged state; later passes read the others."""
+"""How many new heartbeats one pass reads from nodes with unchanged state; later passes read the rest."""
 
 
 class _Place(NamedTuple):
-    """A listed record of a node or a machine."""
+    """The record of a node or a machine, as listed."""
 
     form: keys.Form
     launch: int
     name: Any
-    """A rank, or the id of a machine."""
+    """The rank of the node, or the id of the machine."""
     key: str
     version: tuple[datetime, int]
-    """The time of its put, and its size."""
+    """The time of the last put, and the size."""
 
 
 def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
-    """Return the job's advisory summary, or None if none was written yet; it may be outdated.
+    """Return the job's advisory summary, which may be outdated, or None if none was written yet.
 
     Raises:
-        CorruptData: it is malformed, or belongs to another job.
+        CorruptData: the summary is malformed, or belongs to another job.
     """
     summary = find_record(with_retries(store), keys.summary(job_id), Summary)
     if summary is not None and summary.job_id != job_id:
-        raise CorruptData(f"{keys.summary(job_id)} holds the summary of job {summary.job_id!r}")
+        raise CorruptData(f"{keys.summary(job_id)} holds the summary of another job: {summary.job_id!r}")
     return summary
 
 
@@ -78,13 +78,13 @@ def job_file_of(submission: Submission) -> JobSpec:
     """Return the job file of the submission.
 
     Raises:
-        SpecError: this version of cloudspot cannot read it.
+        SpecError: this version of cloudspot cannot read the job file.
     """
     return decode_job_file(submission, submission_key(submission))
 
 
 def has_finished(store: ObjectStore, job_id: str) -> bool:
-    """Return whether the job's records say that it has finished; False if they are missing or corrupt."""
+    """Return whether the job has finished by its records; False if they are missing or corrupt."""
     with suppress(CorruptData, JobNotFound):
         return HistoryReader(store, job_id).read().finished is not None
     return False
@@ -96,15 +96,15 @@ def write_summary(store: ObjectStore, summary: Summary) -> None:
 
 
 class HistoryReader:
-    """Reads one job repeatedly; records that never change are read once. For one thread at a time.
+    """Reads one job repeatedly; records that never change are read only once. For one thread at a time.
 
-    The first pass reads the copies of the journal and of the settled launches, so that its cost does not grow
-    with them.
+    The first pass reads copies of the journal and of the settled launches, so that its cost does not grow
+    with the history.
 
-    A pass over a job without news costs one get for the journal. Until all machines have provably ended, it
-    also costs a listing of seats and certificates, a listing of the nodes' records, and gets of the
-    heartbeats that are new in the listing: those of all nodes whose state has changed, and of ``MAX_REREADS``
-    others, in turn. After that it costs a get for a stop request, which is otherwise part of that listing.
+    A pass over a job without news costs one get for the journal. Until all machines have provably ended, a
+    pass also costs a listing of seats and certificates, a listing of the nodes' records, and gets of new
+    heartbeats: those of all nodes whose state has changed, and of ``MAX_REREADS`` other nodes, in turn.
+    Later, a pass costs a get of the stop request instead, which the listing would otherwise show.
     """
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
@@ -112,35 +112,36 @@ class HistoryReader:
         self._job_id = job_id
         self.journal = Journal(self._store, job_id)
         self._submissions: list[tuple[Submission, str]] = []
-        """The first submission and those that resumed the job, each with its hash."""
+        """The first submission and the submissions that resumed the job, each with its hash."""
         self._stop: StopRequest | None = None
         self._records: dict[keys.Form, defaultdict[int, dict[Any, Any]]]
         self._records = {form: defaultdict(dict) for form in TYPES}
-        """The records by form, launch, and then rank; certificates by machine instead of rank."""
+        """The records by form, launch, and then rank; certificates by machine id instead of rank."""
         self._beats_listed: dict[int, dict[int, tuple[datetime, int]]] = {}
-        """The time and the size of the newest listed heartbeat, by launch and rank."""
+        """The time and the size of each node's newest listed heartbeat, by launch and rank."""
         self._history: History | None = None
         self._beats_read: dict[str, tuple[datetime, int]] = {}
-        """The time and the size of the heartbeats that were read, by key."""
+        """The time and the size of the heartbeats that have been read, by key."""
         self._has_recalled = False
         self.num_copied = 0
-        """The number of launches that came from the copy of settled launches."""
+        """The number of launches that were read from the copy of settled launches."""
         self.task_times: dict[tuple[str, bool], datetime] = {}
         """The time of each task's request (by name and False) and of its last start (by name and True), as
         of the newest listing of the nodes' records."""
         self._first_unsettled = 1
-        """The first launch that was not settled in the previous pass; older ones have been read
-        completely."""
+        """The first launch that was not settled in the previous pass; earlier launches have been read
+        completely.
+        """
 
     def read(self) -> History:
-        """Return everything that the bucket holds about the job now.
+        """Return all of the job's records that are in the bucket now.
 
-        If a node's record names a generation or a commit, this history contains it.
+        If a node's record names a generation or a commit, the history contains that generation or commit.
 
         Raises:
             JobNotFound: there is no such job, or its submission was interrupted.
             CorruptData: a record is malformed or contradicts others; the message names its key.
-            TransientError: the store does not answer; the reader keeps everything that it has read.
+            TransientError: the store does not answer; the reader keeps the records that it has read.
         """
         journal = self._read_journal()
         turns = turns_of(journal)
@@ -184,11 +185,11 @@ class HistoryReader:
         return self._history
 
     def glance(self, *, rereads: bool = True) -> History | None:
-        """Return the history with newer heartbeats, or None if anything else may be new; then call ``read``.
+        """Return the history with newer heartbeats, or None if other records may be new: call ``read`` then.
 
-        It costs a listing of the nodes' records, and gets of heartbeats: a quarter of the nodes, at most
-        ``MAX_REREADS``, and at least one if it ``rereads``. News that only the journal and the certificates
-        hold is missing until the next ``read``.
+        A glance costs a listing of the nodes' records, and gets of the heartbeats of a quarter of the nodes:
+        at most ``MAX_REREADS``, and at least one with ``rereads``. News that only the journal or a
+        certificate holds is missing until the next ``read``.
 
         Raises:
             CorruptData: a heartbeat is malformed.
@@ -230,7 +231,7 @@ class HistoryReader:
 
     @property
     def submission_sha256(self) -> str | None:
-        """The ``hash_of`` of the submission that was read last, or None."""
+        """The ``hash_of`` of the submission read last, or None before any was read."""
         return self._submissions[-1][1] if self._submissions else None
 
     def _read_journal(self) -> tuple[JournalRecord, ...]:
@@ -242,14 +243,14 @@ class HistoryReader:
         return journal
 
     def _read_submissions(self, turns: Sequence[tuple[int, Turn]]) -> tuple[Submission, str]:
-        """Return the submission that counts, and its ``hash_of``; earlier ones are not read."""
+        """Return the submission that counts, and its ``hash_of``; earlier submissions are not read."""
         resumptions = [turn for _, turn in turns if isinstance(turn, Resumed)]
         if len(resumptions) >= len(self._submissions):
             newest = resumptions[-1]
             submission = read_submission_of(self._store, self._job_id, newest.submission_sha256)
             if submission.resumption != newest.resumption:
                 key = keys.submission(self._job_id, newest.submission_sha256)
-                raise CorruptData(f"{key} is not for resumption {newest.resumption}")
+                raise CorruptData(f"{key} belongs to another resumption than {newest.resumption}")
             missing = len(resumptions) + 1 - len(self._submissions)
             self._submissions += [(submission, newest.submission_sha256)] * missing
             self._stop = None
@@ -274,15 +275,15 @@ class HistoryReader:
         self._first_unsettled = self.num_copied + 1
 
     def _read_launches(self, intents: Sequence[Intent]) -> set[str] | None:
-        """Read the new records of launches that are new or were not settled in the previous pass.
+        """Read the new records of all launches that are new or were not settled in the previous pass.
 
-        Return the listed keys, or None if there is no such launch and nothing was listed.
+        Return the listed keys, or None if there is no such launch, so that nothing was listed.
         """
         first = self._first_unsettled
         unsettled = [intent for intent in intents if intent.launch >= first]
         if not unsettled:
             return None
-        # "machines" comes before "nodes".
+        # "machines" sorts before "nodes".
         before = keys.certificates_prefix(self._job_id, first)
         new = list(self._store.list_objects(keys.launches_prefix(self._job_id), after=before))
         new += self._list_nodes()
@@ -304,7 +305,7 @@ class HistoryReader:
         return found
 
     def _is_behind(self, commits: Sequence[Commit], number: int) -> bool:
-        """Return whether nodes name a commit or a generation that is not among these."""
+        """Return whether nodes name a commit or a generation that is missing from these."""
         newest = max((one.id for one in commits), default=None)
         words = [
             one
@@ -322,7 +323,7 @@ class HistoryReader:
     def _sort(
         self, found: Iterable[ObjectMeta], num_nodes: Mapping[int, int]
     ) -> tuple[list[_Place], list[_Place]]:
-        """Return the places of new records, and those of newer heartbeats of nodes whose state is unchanged.
+        """Return the new records, and the newer heartbeats of nodes whose state is unchanged.
 
         In the second list, the heartbeats that were read longest ago come first.
         """
@@ -332,7 +333,7 @@ class HistoryReader:
             form, (_, launch, name) = keys.recognize(meta.key, TYPES) or (None, (None, 0, 0))
             most = num_nodes.get(launch, 0)
             if form is None or most == 0 or (form is not keys.certificate and name >= most):
-                continue  # Foreign, or of a launch after the journal was read.
+                continue  # A foreign record, or one of a launch that is newer than the journal as read.
             place = _Place(form, launch, name, meta.key, (meta.modified_at, meta.size))
             if form is keys.heartbeat:
                 self._beats_listed.setdefault(launch, {})[name] = place.version

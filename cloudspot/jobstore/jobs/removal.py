@@ -1,9 +1,9 @@
-"""Delete a job's data, so that an interrupted removal does no harm and can be finished.
+"""Delete a job's data, in an order by which an interrupted removal does no harm and can be finished.
 
-The order ensures this. First, a note of the removal replaces the job's entry in the index; it keeps the id
-taken until the end. Then the submission is deleted: from then on every reader reports that there is no such
-job, and no controller mistakes the rest of the journal for that of a new job. Then follow all other objects,
-the code and the staged agent if no other job has them, the journal, and last the entry itself.
+First, a note of the removal replaces the job's entry in the index, which reserves the id until the end. Then
+the submission is deleted: from then on, every reader reports that no such job exists, and no controller
+mistakes the rest of the journal for that of a new job. Then all other objects are deleted, the code and the
+staged agent if no other job has them, the journal, and last the index entry itself.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cloudspot.model import ObjectMeta
 
 NUM_THREADS = 8
 DELETED_AT_ONCE = 100
-"""The most objects in one deletion by a thread: one request if the store supports that."""
+"""The most objects that a thread deletes at once, which takes one request if the store supports that."""
 
 
 def measure(store: ObjectStore, job_id: str) -> tuple[int, int]:
-    """Return the number of the job's objects and their bytes, without code that jobs may share."""
+    """Return the number of the job's objects and their total bytes, without code that jobs may share."""
     num_objects = num_bytes = 0
     for meta in with_retries(store).list_objects(keys.job_prefix(job_id)):
         num_objects += 1
@@ -44,11 +44,11 @@ def remove_job(
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
 ) -> None:
-    """Delete everything that belongs to the job; after an interruption, call it again.
+    """Delete all objects that belong to the job; after an interruption, call it again.
 
-    The caller has made sure that the job is finished and its machines are gone. The code and the staged agent
+    The caller has ensured that the job is finished and its machines are gone. The code and the staged agent
     are kept while another job has them, or may have them because its submission is under way. ``progress`` is
-    called with the bytes deleted, counted as by ``measure``.
+    called with the bytes deleted, counted as in ``measure``.
 
     Raises:
         JobNotFound: there is no such job.
@@ -72,7 +72,7 @@ def remove_job(
     for page in store.list_pages(keys.job_prefix(job_id)):
         delete_all(meta for meta in page.objects if not meta.key.startswith(journal))
     delete_unneeded(store, removal.shared, by=job_id, need=needed_until_removed, but=frozenset({job_id}))
-    # Repeat this for objects that a controller wrote in the middle of its pass, such as a summary.
+    # Repeat the deletion for objects that a controller wrote in the middle of its pass, such as a summary.
     for page in store.list_pages(keys.job_prefix(job_id)):
         delete_all(page.objects)
     forget_job(store, job_id)
@@ -80,7 +80,7 @@ def remove_job(
 
 
 def _begin(store: ObjectStore, job_id: str) -> Removal:
-    """Note the removal, with the facts that are needed once the submission is gone; return the note."""
+    """Note the removal, with the details that are needed once the submission is gone; return the note."""
     begun: Removal | None = None
     with suppress(CorruptData):
         begun = read_entry(store, job_id).removal
@@ -89,7 +89,7 @@ def _begin(store: ObjectStore, job_id: str) -> Removal:
     try:
         shared = tuple(sorted(shared_keys(read_first_submission(store, job_id)[0])))
     except (JobNotFound, CorruptData):
-        shared = ()  # It was interrupted or is malformed: keep what it may share.
+        shared = ()  # The submission was interrupted or is malformed: keep any objects that it may share.
     removal = Removal(shared=shared)
     store.put(keys.index(job_id), codec.encode(removal))
     return removal

@@ -1,8 +1,8 @@
 """Resume a job: put everything that it needs, and last the journal record that resumes it.
 
-The record is the next one of the journal. So one of several concurrent resumptions wins, and a driver that
-decided on the records before it can write nothing more. A resumption that is interrupted before the record
-leaves objects that nothing reads; the next try finds them or overwrites them.
+Since the record has the next number of the journal, only one of several concurrent resumptions wins, and a
+driver that decided on earlier records can write nothing more. A resumption that is interrupted before the
+record leaves objects that nothing reads; the next attempt finds them or overwrites them.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from cloudspot.boot.agentarchive import AgentArchive
 
 CHANGED = "job {!r} has changed in the meantime; check it and try again"
-"""The message for the loser of a race."""
+"""The message to the loser of a race."""
 
 
 def check_resumable(store: ObjectStore, history: History) -> None:
-    """Check that no machine of the job runs, that it is not done, and that it may continue in this store.
+    """Check that no machine of the job runs, that it has not succeeded, and that it may continue here.
 
     Raises:
-        CloudspotError: it has succeeded, was moved to another store, or one of its machines may still run or
-            is kept for inspection.
+        CloudspotError: the job has succeeded or was moved to another store, or one of its machines may still
+            run or is kept for inspection.
     """
     job_id = history.submission.job_id
     if history.moved_to not in {None, store.canonical_url}:
@@ -67,12 +67,12 @@ def check_resumable(store: ObjectStore, history: History) -> None:
         raise CloudspotError(
             f"job {job_id!r} was submitted by `cloudspot image bake`: run that again instead"
         )
-    # This computer's own clock may be wrong, so the store is asked.
+    # Use the store's clock, because this computer's own clock may be wrong.
     kept = None if history.kept is None else kept_now(history, store_time(store))
     if kept is not None:
         raise CloudspotError(
-            f"{kept_text(kept)} of job {job_id!r}, and paid for; end it first with: "
-            f"cloudspot stop {job_id} --store {store.url}"
+            f"job {job_id!r}: {kept_text(kept)}, and is billed; end it first with: cloudspot stop {job_id} "
+            f"--store {store.url}"
         )
     if history.live_launches:
         launch = history.live_launches[0]
@@ -98,14 +98,14 @@ def resume(
 ) -> Submission:
     """Resume the job with this job file, on this provider; return the submission that counts from now on.
 
-    ``history`` is the basis of the caller's decision: if anything was written to the journal since, nothing
-    happens. The submitted code is used again. The other arguments are those of ``submit``; ``adopt`` is
-    called before the job is resumed, and again afterwards.
+    ``history`` is the basis of the caller's decision: if the journal has grown since, nothing is resumed. The
+    submitted code is used again. The other arguments are those of ``submit``; ``adopt`` is called before the
+    job is resumed, and again afterwards.
 
     Raises:
-        CloudspotError: see ``check_resumable``; or the job has changed in the meantime.
+        CloudspotError: as in ``check_resumable``, or because the job has changed in the meantime.
         SpecError: a secret is not set in ``environ``.
-        TransientError: the store failed; the job's records show whether it was resumed.
+        TransientError: the store failed; the job's records show whether the job was resumed.
     """
     check_resumable(store, history)
     check_secrets(spec.secret_names, environ)
@@ -125,7 +125,7 @@ def resume(
             put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
         data = codec.encode(submission)
         sha256 = hash_of(data)
-        # The object of an earlier try may exist; it is equal except for its time.
+        # An object from an earlier attempt may exist; it differs at most in its time.
         standing = create(store, keys.submission(job_id, sha256), data)
         submission = codec.decode(standing or data, Submission)
         put_secrets(store, submission, environ)
@@ -154,21 +154,21 @@ def resume(
         store.delete(keys.journal(job_id, number))
         _take_back(store, submission)
         raise
-    # Put them again, in case the loser of a race has removed them, or a driver that had not seen the record
-    # has noted the job's end.
+    # Repeat both steps, in case the loser of a race has removed the secrets, or a driver that had not seen
+    # the record has noted the job's end.
     put_secrets(store, submission, environ)
     adopt(submission, sha256)
     return submission
 
 
 def _check_existence(store: ObjectStore, job_id: str) -> None:
-    """Raise JobNotFound if the job was removed since it was read: nobody would find new objects."""
+    """Raise JobNotFound if the job was removed after it was read: nobody would find the new objects."""
     if find_meta(store, keys.spec(job_id)) is None:
         raise JobNotFound(f"job {job_id!r} is no longer in {store.url}")
 
 
 def _take_back(store: ObjectStore, submission: Submission) -> None:
-    """Delete secrets and mark, which would stay forever, unless another try has made this resumption."""
+    """Delete the secrets and the mark, which would stay forever, unless another try made this resumption."""
     number, job_id = submission.resumption, submission.job_id
     journal = Journal(store, job_id).read()
     if not any(isinstance(record, Resumed) and record.resumption == number for record in journal):
@@ -179,10 +179,10 @@ def _take_back(store: ObjectStore, submission: Submission) -> None:
 def move_away(store: ObjectStore, history: History, to: ObjectStore) -> bool:
     """Allow the ended job to be resumed only in the store ``to`` from now on; return False on a lost race.
 
-    It must be copied there after this. If it was to be moved there already, nothing happens.
+    The caller must copy the job there after this. If an earlier call named the same store, nothing happens.
 
     Raises:
-        CloudspotError: see ``check_resumable``.
+        CloudspotError: as in ``check_resumable``.
     """
     if history.moved_to == to.canonical_url:
         return True

@@ -1,7 +1,7 @@
-"""Drivers that come regularly to a store's jobs without a person: a cron job, a service, a function.
+"""Drivers that regularly serve a store's jobs without a person: a cron job, a service, a function.
 
-Each of them puts a small object under its name, which shows people that their jobs have a driver. It is
-advice: the protocol does not depend on it.
+Each driver puts a small object under its name, which shows people that their jobs have a driver. The object
+is advice: the protocol does not depend on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cloudspot.jobstore.layout.records import StandingDriver
 from cloudspot.model import ObjectMeta
 
 MAX_EVERY = timedelta(hours=1)
-"""A driver that comes less often is too late for any job."""
+"""A driver with a longer interval is too slow for any job."""
 SLACK = timedelta(minutes=2)
 """A pass may be this late, and the clocks of a store and its reader may differ by this much."""
 FORGOTTEN_AFTER = timedelta(days=1)
@@ -34,9 +34,9 @@ def note_driver(
     providers: Sequence[str],
     every: timedelta | None = None,
 ) -> None:
-    """Note that ``who`` drives the store's jobs on these providers, and comes again after ``every``.
+    """Note that ``who`` drives the store's jobs on these providers, with a pass every ``every``.
 
-    None means the interval since its previous pass; its first pass then states none.
+    If that is None, the note states the interval since the previous pass, and none at the first pass.
     """
     store, key = with_retries(store), keys.driver(re.sub(r"[^A-Za-z0-9]+", "-", who)[:64])
     try:
@@ -52,9 +52,9 @@ def note_driver(
 
 
 def list_drivers(store: ObjectStore, now: datetime, provider: str) -> tuple[StandingDriver, ...]:
-    """Return the drivers that serve the provider and are expected again within an hour.
+    """Return the drivers that serve the provider and whose next pass is expected within an hour.
 
-    The time of a driver's last pass is the store's, because the driver's own clock may be wrong.
+    The time of a driver's last pass is taken from the store, because the driver's own clock may be wrong.
     """
     store = with_retries(store)
 
@@ -84,7 +84,7 @@ def _is_expected(driver: StandingDriver, came_at: datetime, now: datetime) -> bo
 
 
 def _forget_old(store: ObjectStore, now: datetime) -> None:
-    """Delete old notes: hosts that live for only one pass would each leave a name.
+    """Delete old notes, because each host that lives for only one pass leaves a name.
 
     ``now`` may come from a wrong clock. A driver whose note is deleted too early writes it again at its next
     pass.

@@ -10,17 +10,17 @@ from cloudspot.errors import SpecError
 from cloudspot.host.partial_files import write_whole
 
 HOME = "CLOUDSPOT_LOCAL_HOME"
-"""The environment variable that names another state home."""
+"""The environment variable that sets another state home."""
 
 
 def state_home() -> Path:
-    """Return the state home, which is to the provider ``local`` what an account and a region are to a cloud.
+    """Return the state home, which serves the provider ``local`` as its account and region.
 
-    It is ``CLOUDSPOT_LOCAL_HOME`` or, by default, ``cloudspot`` under ``XDG_STATE_HOME`` or under
-    ``~/.local/state``. It may not exist yet.
+    The path is ``CLOUDSPOT_LOCAL_HOME`` or, by default, ``cloudspot`` under ``XDG_STATE_HOME`` or
+    ``~/.local/state``. The directory may not exist yet.
 
     Raises:
-        SpecError: the variable names a relative path, or it is unset and the user has no home directory.
+        SpecError: the variable holds a relative path, or it is unset and the user has no home directory.
     """
     named = os.environ.get(HOME)
     if named:
@@ -28,7 +28,7 @@ def state_home() -> Path:
             raise SpecError(f"{HOME} must be an absolute path: got {named!r}")
         return Path(named)
     state = os.environ.get("XDG_STATE_HOME", "")
-    # The XDG base directory specification requires that relative paths are ignored.
+    # The XDG base directory specification requires that relative paths be ignored.
     if Path(state).is_absolute():
         return Path(state) / "cloudspot"
     try:
@@ -40,8 +40,8 @@ def state_home() -> Path:
 def account() -> str:
     """Return the random name of this state home, chosen at its first use; the caller holds its lock.
 
-    Machine ids contain it: another home may serve the same job with the same token, and the job distinguishes
-    its machines by their ids.
+    Machine ids contain this name, because another home may serve the same job with the same token, and the
+    job distinguishes its machines by their ids.
     """
     path = state_home() / "account"
     try:

@@ -27,7 +27,7 @@ _MARK_AGE: Final = timedelta(hours=1)
 class UploadInventory(Inventory):
     """The multipart uploads that nobody has completed or aborted; their parts are billed.
 
-    Uploads to keys that are not cloudspot's are left alone, because the bucket may be shared.
+    Uploads to foreign keys are left alone, because the bucket may be shared.
     """
 
     def __init__(self, store: ObjectStore, label: str) -> None:
@@ -37,12 +37,13 @@ class UploadInventory(Inventory):
         self._label = label
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
-        """Return the uploads; those below a job's prefix belong to that job.
+        """Return the uploads; an upload below a job's prefix belongs to that job.
 
-        An upload of a shared object is in use while a job needs the object; its submission may be under way.
+        An upload of a shared object is in use while a job needs the object, even if the job's submission is
+        under way.
         """
         uploads = [one for one in self._store.unfinished_uploads() if _is_ours(one.key)]
-        # Look only now, because a submission reserves its id before it uploads.
+        # Look for jobs only now, because a submission reserves its id before it uploads.
         shared = frozenset(one.key for one in uploads if keys.is_shared(one.key))
         needed = shared - find_unneeded(self._store, shared, need=needed_now)
         return [
@@ -62,11 +63,11 @@ class UploadInventory(Inventory):
         """Abort the upload.
 
         Raises:
-            CloudspotError: the upload is not cloudspot's.
+            CloudspotError: the upload does not belong to cloudspot.
         """
         key, _, upload_id = asset.id.rpartition("?")
         if not _is_ours(key):
-            raise CloudspotError(f"{key} is not a key of cloudspot's, so its upload is not aborted")
+            raise CloudspotError(f"{key} is not one of cloudspot's keys, so its upload is not aborted")
         assert asset.created_at is not None
         self._store.abort_upload(UnfinishedUpload(key=key, id=upload_id, begun_at=asset.created_at))
 
@@ -81,9 +82,9 @@ class SharedObjectInventory(Inventory):
         self._label = label
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
-        """Return all of them.
+        """Return all these objects as assets.
 
-        An agent is in use while a job that has it is live, code until each of its jobs is removed, and a mark
+        An agent is in use while one of its jobs is live, code until each of its jobs is removed, and a mark
         while its reaper may be at work.
         """
         listed, marks = shared_objects(self._store)
@@ -95,18 +96,18 @@ class SharedObjectInventory(Inventory):
         ]
 
     def end(self, asset: Asset) -> None:
-        """Delete it, unless a job needs it by now; see ``shared_objects``.
+        """Delete the object, unless a job needs it by now; see ``shared_objects``.
 
         Raises:
-            CloudspotError: a job needs it, or it is not cloudspot's.
+            CloudspotError: a job needs the object, or it does not belong to cloudspot.
         """
         if is_reapers_mark(asset.id):
             self._store.delete(asset.id)
             return
         if not keys.is_shared(asset.id):
-            raise CloudspotError(f"{asset.id} is not a key of cloudspot's, so it is not deleted")
+            raise CloudspotError(f"{asset.id} is not one of cloudspot's keys, so it is not deleted")
         if not delete_unneeded(self._store, [asset.id], by=new_reaper(), need=needed_now):
-            raise CloudspotError(f"{asset.id}: a job needs it by now")
+            raise CloudspotError(f"{asset.id}: a job needs it now")
 
     def _asset(self, meta: ObjectMeta, *, is_in_use: bool) -> Asset:
         kind = "staged agent" if meta.key.startswith(keys.agents_prefix()) else "code bundle"

@@ -1,4 +1,4 @@
-"""Submit a job: store everything it needs, and last the record that makes the job exist."""
+"""Submit a job: store everything that it needs, and last the record that makes the job exist."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from cloudspot.boot.agentarchive import AgentArchive
 
 MAX_SECRET_BYTES = 512 << 10
-"""The limit for a job's secrets together; see ``MAX_START_BYTES`` of the job file."""
+"""The limit for the total size of a job's secrets; see ``MAX_START_BYTES`` of the job file."""
 
 
 class _Secrets(msgspec.Struct, frozen=True, kw_only=True):
-    """``jobs/<id>/secrets``: the only object that ever holds the values."""
+    """``jobs/<id>/secrets``: the only object that ever holds the secrets' values."""
 
     values: dict[str, str]
 
@@ -78,7 +78,7 @@ def submit(
 ) -> Submission:
     """Submit the job under ``job_id`` and return its record.
 
-    Bundle the code in ``workdir`` and submit it with ``submit_bundle``; see there for the other arguments.
+    Bundle the code in ``workdir`` and submit it with ``submit_bundle``, which describes the other arguments.
 
     Raises:
         BundleError: the code cannot be bundled.
@@ -112,34 +112,37 @@ def submit_bundle(
 ) -> Submission:
     """Put everything that a new submission needs, and last the submission itself; return the stored record.
 
-    Errors on this side are found before anything is stored. The job exists once its record does; an
-    interrupted submission leaves only the reserved id and possibly objects that nothing reads. ``submission``
-    comes from ``new_submission``. ``environ`` has the secrets. ``agent`` is staged for machines whose image
+    Local errors are found before anything is stored. The job exists once its record does; an interrupted
+    submission leaves only the reserved id and possibly objects that nothing reads. ``submission`` is a result
+    of ``new_submission``. ``environ`` contains the secrets. ``agent`` is staged for machines whose image
     lacks cloudspot. ``adopt`` is called with the submission and its hash before the submission is put.
-    ``open_progress`` shows bundling and uploading. ``bring`` puts other objects that the job needs, once its
-    id is reserved.
+    ``open_progress`` shows the progress of bundling and uploading. ``bring`` puts other objects that the job
+    needs, once its id is reserved.
 
     Raises:
         SpecError: the id is not a DNS label, or a secret is not set in ``environ``.
-        StoreRefused: the store breaks a promise.
-        JobExists: the id is taken.
+        StoreRefused: the store breaks a promise of object stores.
+        JobExists: the id is already in use.
         TransientError: the store failed. The job was not submitted, unless the message says that this is
             unknown.
     """
     job_id = submission.job_id
     if keys.JOB_ID.fullmatch(job_id) is None:
-        raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
+        raise SpecError(
+            "a job id must be 1 to 63 lower-case letters, digits and hyphens (not at either end): got "
+            f"{job_id!r}"
+        )
     check_secrets(submission.secret_names, environ)
     store = with_retries(store)
     submission = msgspec.structs.replace(submission, store_id=store.establish())
     probe(store)
     clock_of(store).compare(store)
     submission = msgspec.structs.replace(submission, at=clock_of(store).now())
-    # The content distinguishes our reservation from others' if the answer to the put is lost.
+    # If the answer to the put is lost, the content distinguishes our reservation from other reservations.
     if create(store, keys.index(job_id), submission.writer.encode()) is not None:
-        raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
+        raise JobExists(f"job {job_id!r} already exists in {store.url}; choose another name")
     try:
-        # The id is reserved, so a removal that looks for shared objects after this finds this job.
+        # The id is reserved, so a removal that looks for shared objects from now on finds this job.
         has_own_code = any(
             store.list_page(keys.removals_prefix(key), limit=1).objects for key in shared_keys(submission)
         )
@@ -152,8 +155,7 @@ def submit_bundle(
         data = codec.encode(submission)
         adopt(submission, hash_of(data))
         note_recent(store, submission)
-        # Put the mark just before the submission itself, so that drivers of live jobs find the job from then
-        # on.
+        # Put the mark just before the submission itself: from then on, drivers of live jobs find the job.
         mark_live(store, submission.job_id, submission.writer)
     except BaseException:  # Ctrl-C too.
         # Without a record, the job does not exist, and its id may be used again.
@@ -165,15 +167,15 @@ def submit_bundle(
             store.delete(keys.index(job_id))
         raise
     if create(store, keys.spec(job_id), data) is not None:
-        raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
-    return codec.decode(data, Submission)  # Return the form that readers get: JSON has no tuples.
+        raise JobExists(f"job {job_id!r} already exists in {store.url}; choose another name")
+    return codec.decode(data, Submission)  # Return the record as readers get it: JSON has no tuples.
 
 
 def hash_of(data: bytes) -> str:
-    """Return a hash, in hex, of everything in a submission except when and where it was made.
+    """Return a hash, in hex, of everything in a submission except its time, its writer and its store.
 
-    It identifies the submission for drivers and nodes. A dry run gives the same hash as the submission
-    itself.
+    Drivers and nodes identify the submission by this hash. A dry run gives the same hash as the actual
+    submission.
     """
     return hashlib.sha256(msgspec.json.encode(content_of(data), order="deterministic")).hexdigest()
 
@@ -185,12 +187,12 @@ def content_of(data: bytes) -> dict[str, Any]:
 
 
 def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, str]:
-    """Return the job's first submission, and its ``hash_of`` as stored.
+    """Return the job's first submission, with its ``hash_of`` as stored.
 
     ``HistoryReader.read_job`` returns the newest submission and also checks its job file.
 
     Raises:
-        CorruptData: it is malformed, belongs to another job, or has another format.
+        CorruptData: the submission is malformed, belongs to another job, or has another format.
         JobNotFound: there is no such job, or its submission was interrupted.
     """
     data = find_bytes(with_retries(store), keys.spec(job_id))
@@ -200,10 +202,11 @@ def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, 
 
 
 def read_submission_of(store: ObjectStore, job_id: str, sha256: str) -> Submission:
-    """Return the job's submission with this hash: its first one, or one that resumed it.
+    """Return the job's submission with this hash: its first submission, or one that resumed it.
 
     Raises:
-        CorruptData: it is malformed, belongs to another job, has another format, or does not match the hash.
+        CorruptData: the submission is malformed, belongs to another job, has another format, or does not
+            match the hash.
         JobNotFound: there is no such job.
     """
     first, first_sha256 = read_first_submission(store, job_id)
@@ -223,19 +226,19 @@ def _decode(data: bytes, job_id: str, key: str) -> Submission:
     if stated.format != FORMAT:
         age = "an older" if stated.format < FORMAT else "a newer"
         raise CorruptData(
-            f"job {job_id!r} was submitted by {age} cloudspot (format {stated.format}), and this one cannot "
-            f"drive it; finish or remove it with cloudspot {stated.version}"
+            f"job {job_id!r} was submitted by {age} cloudspot (format {stated.format}), and this version "
+            f"cannot drive it; finish or remove it with cloudspot {stated.version}"
         )
     submission = codec.decode(data, Submission, key=key)
     if submission.job_id != job_id:
-        raise CorruptData(f"{key} holds the submission of job {submission.job_id!r}")
+        raise CorruptData(f"{key} holds the submission of another job: {submission.job_id!r}")
     if (submission.resumption == 0) != (key == keys.spec(job_id)):
         raise CorruptData(f"{key} has an impossible resumption: {submission.resumption}")
     return submission
 
 
 def submission_key(submission: Submission) -> str:
-    """Return the key of the submission."""
+    """Return the key under which the submission is stored."""
     if submission.resumption == 0:
         return keys.spec(submission.job_id)
     return keys.submission(submission.job_id, hash_of(codec.encode(submission)))
@@ -269,7 +272,7 @@ def new_submission(
 
 
 def staged(agent: AgentArchive | None) -> StagedAgent | None:
-    """Return a submission's description of the staged archive."""
+    """Return the description of the staged archive for the submission."""
     if agent is None:
         return None
     return StagedAgent(sha256=agent.sha256, digest=agent.digest, requirements=agent.requirements)
@@ -281,7 +284,7 @@ def code_key(submission: Submission) -> str:
 
 
 def agent_key(submission: Submission, agent: StagedAgent) -> str:
-    """Return the key of the staged agent; an agent staged for a resumption belongs to the job alone."""
+    """Return the key of the staged agent; an agent staged for a resumption belongs to that job alone."""
     is_own = submission.has_own_code or submission.resumption > 0
     return keys.own_agent(submission.job_id, agent.sha256) if is_own else keys.agent(agent.sha256)
 
@@ -297,7 +300,7 @@ def shared_keys(submission: Submission) -> frozenset[str]:
 
 
 def put_secrets(store: ObjectStore, submission: Submission, environ: Mapping[str, str]) -> None:
-    """Put the submission's secrets, with their values in ``environ``."""
+    """Put the submission's secrets, with their values from ``environ``."""
     if submission.secret_names:
         secrets = _Secrets(values={name: environ[name] for name in submission.secret_names})
         store.put(keys.secrets(submission.job_id, submission.resumption), codec.encode(secrets))
@@ -314,7 +317,7 @@ def put_agent(store: ObjectStore, key: str, agent: AgentArchive, *, open_progres
 def read_secrets(
     store: ObjectStore, job_id: str, names: Collection[str], *, resumption: int
 ) -> dict[str, str]:
-    """Return the job's secrets with these names; the result is empty if it has none or has ended.
+    """Return the job's secrets with these names; empty if the job has no secrets or has ended.
 
     Other values in the object are ignored, because they would set variables of the training, such as
     LD_PRELOAD.
@@ -327,7 +330,7 @@ def read_secrets(
 
 
 def delete_secrets(store: ObjectStore, job_id: str, *, resumption: int) -> None:
-    """Delete the secrets of the resumption (0: the first submission) and of all before it; safe to repeat."""
+    """Delete the secrets of the resumption (0: the first submission) and of earlier ones; safe to repeat."""
     for number in range(resumption + 1):
         with_retries(store).delete(keys.secrets(job_id, number))
 
@@ -341,10 +344,10 @@ def request_stop(
 
 
 def check_secrets(names: Collection[str], environ: Mapping[str, str]) -> None:
-    """Check that the secrets with these names are set in the environment and fit into variables.
+    """Check that the secrets with these names are set in the environment and are short enough for variables.
 
     Raises:
-        SpecError: the message names those that are not set, or one that is too long for a variable.
+        SpecError: the message names the secrets that are not set, or one that is too long for a variable.
     """
     missing = [name for name in names if name not in environ]
     if missing:

@@ -1,1 +1,1 @@
-"""The journal, and the job's history that follows from it and from other records."""
+"""The journal, and the job's history, which follows from the journal and other records."""

@@ -1,4 +1,4 @@
-"""Check that a job's records fit each other and their keys, because later code relies on it; pure."""
+"""Check that a job's records fit one another and their keys, because later code relies on that; pure."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class JournalOrder:
     """Checks that each record is a valid successor of the records before it.
 
     Launches, generations and resumptions are numbered from 1, and only a resumption follows an end. A
-    generation has only nodes of launches since the newest resumption, none that an earlier generation left
-    out, and resumes from a commit. Only the newest generation commits, and each commit may follow the head.
-    Once a machine is kept for inspection, no launch and no generation follows until the job is resumed.
+    generation has only nodes of launches since the newest resumption, has no node that an earlier generation
+    left out, and resumes from a commit. Only the newest generation commits, and each commit may follow the
+    head. Once a machine is kept for inspection, no launch and no generation follows until the job is resumed.
     """
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
         self.count = 0
-        """The number of records taken in."""
+        """The number of records accepted so far."""
         self._num_nodes: list[int] = []
         """The number of nodes of each launch."""
         self._num_launches_before = 0
@@ -46,21 +46,24 @@ class JournalOrder:
         self._resumed = 0
         self._has_ended = False
         self._has_kept = False
-        """Whether a machine is kept since the job was last resumed: the job has failed."""
+        """Whether a machine has been kept since the job was last resumed, so that the job has failed."""
         self._generation = 0
         self._members: frozenset[Seat] = frozenset()
         """The nodes of the newest generation."""
         self._ever: set[Seat] = set()
         """The nodes of all generations."""
         self._head: CheckpointId | None = None
-        """The newest commit of the newest generation or, before it, the checkpoint that was restored."""
+        """The newest commit of the newest generation or, before its first commit, the checkpoint that was
+        restored.
+        """
         self._commits: set[CheckpointId] = set()
 
     def extend(self, records: Iterable[JournalRecord]) -> None:
-        """Take in the next records.
+        """Accept the next records.
 
         Raises:
-            CorruptData: a record cannot follow; the message names its key. Those before it were taken in.
+            CorruptData: a record cannot follow; the message names its key. The records before it were
+                accepted.
         """
         for record in records:
             problem = self.problem(record)
@@ -71,7 +74,7 @@ class JournalOrder:
             self._note(record)
 
     def problem(self, record: JournalRecord) -> str | None:
-        """Return why the record cannot be the next one, or None."""
+        """Return the reason why the record cannot be the next one, or None if it can."""
         if isinstance(record, Intent):
             fits = record.launch == len(self._num_nodes) + 1 and not self._is_over
             return self._intent_problem(record) if fits else f"it opens launch {record.launch}"
@@ -149,6 +152,10 @@ def check_place(record: object, launch: int, name: int | str, key: str) -> None:
         CorruptData: the message names ``key``.
     """
     if isinstance(record, Certificate) and (record.launch, record.instance_id) != (launch, name):
-        raise CorruptData(f"{key} holds the certificate of {record.instance_id} of launch {record.launch}")
+        raise CorruptData(
+            f"{key} holds the certificate of another machine: {record.instance_id} of launch {record.launch}"
+        )
     if isinstance(record, Exit | Notice) and (record.launch, record.rank) != (launch, name):
-        raise CorruptData(f"{key} holds a record of node {record.rank} of launch {record.launch}")
+        raise CorruptData(
+            f"{key} holds a record of another node: node {record.rank} of launch {record.launch}"
+        )

@@ -36,24 +36,28 @@ from cloudspot.jobstore.layout.records import (
 
 @dataclass(frozen=True)
 class LaunchHistory:
-    """Everything in the bucket about one launch."""
+    """All records in the bucket about one launch."""
 
     intent: Intent
     slots: Mapping[int, Slot]
     exits: Mapping[int, Exit]
     notices: Mapping[int, Notice]
     heartbeats: Mapping[int, Heartbeat]
-    """The heartbeats that were read last. With many nodes some are not the newest, but their states are
-    current."""
+    """The heartbeats that were read last. With many nodes, some heartbeats may be outdated, but the states in
+    them are current.
+    """
     certificates: Mapping[str, Certificate] = field(default_factory=dict)
-    """The machines that have provably ended, whether or not they had claimed a seat, by id."""
+    """The certificates of machines that have provably ended, by machine id, whether or not they had claimed a
+    seat.
+    """
     beats_listed: Mapping[int, tuple[datetime, int]] = field(default_factory=dict)
-    """The time of each node's newest heartbeat, by the store's clock, and its size. Both change with each
-    beat, whether it was read or not."""
+    """The time of each node's newest heartbeat, by the store's clock, and the heartbeat's size. Both change
+    with each heartbeat, even if the heartbeat was not read.
+    """
     prices: tuple[Repriced, ...] = ()
-    """The changes of the price since the intent, in order."""
+    """The price changes since the intent, in order."""
     kept: Kept | None = None
-    """The node whose machine stayed for inspection after the job had failed."""
+    """The node whose machine was kept for inspection after the job had failed."""
 
     @property
     def number(self) -> int:
@@ -62,12 +66,12 @@ class LaunchHistory:
 
     @property
     def price_per_hour(self) -> float:
-        """The present price of one of its nodes."""
+        """The present price per hour of one of the launch's nodes."""
         return self.prices[-1].price_per_hour if self.prices else self.intent.offer.price_per_hour
 
     @cached_property
     def own_exits(self) -> Mapping[int, Exit]:
-        """The exit records of the machines that own their ranks, by rank; those of others do not count."""
+        """The exit records by rank, only those of the machines that own the ranks."""
         return {
             rank: self.exits[rank]
             for rank, slot in sorted(self.slots.items())
@@ -76,7 +80,7 @@ class LaunchHistory:
 
     @cached_property
     def claimed(self) -> Mapping[int, Slot]:
-        """The seats that a machine has claimed, by rank."""
+        """The seats that machines have claimed, by rank."""
         return {rank: slot for rank, slot in sorted(self.slots.items()) if slot.instance_id is not None}
 
     @property
@@ -85,17 +89,17 @@ class LaunchHistory:
         return tuple(rank for rank in range(self.intent.num_nodes) if rank not in self.slots)
 
     def certificate(self, rank: int) -> Certificate | None:
-        """Return the proof that the owner of the seat has ended, or None."""
+        """Return the certificate of the machine that owns the seat, or None while it may still run."""
         slot = self.slots.get(rank)
         return None if slot is None or slot.instance_id is None else self.certificates.get(slot.instance_id)
 
     def is_over(self, rank: int) -> bool:
-        """Return whether the seat's owner no longer runs anything, by its exit record or by proof."""
+        """Return whether the seat's owner no longer runs anything, by its exit record or its certificate."""
         return rank in self.own_exits or self.certificate(rank) is not None
 
     @cached_property
     def live_ranks(self) -> tuple[int, ...]:
-        """The seats that hold a machine, or may hold one: neither void nor over."""
+        """The ranks of the seats that hold or may still get a machine: neither void nor over."""
         return tuple(
             rank
             for rank in range(self.intent.num_nodes)
@@ -103,7 +107,7 @@ class LaunchHistory:
         )
 
     def over_at(self, rank: int) -> datetime | None:
-        """Return when the owner of the seat ended or the seat became void, or None if it is live."""
+        """Return when the seat's owner ended or the seat became void, or None if the seat is live."""
         if rank not in self.slots or rank in self.live_ranks:
             return None
         exit_record, certificate = self.own_exits.get(rank), self.certificate(rank)
@@ -113,26 +117,26 @@ class LaunchHistory:
 
     @cached_property
     def ended_at(self) -> datetime | None:
-        """When the last of its seats became void or over; None if the launch is live."""
+        """When the last of the launch's seats became void or over; None if the launch is live."""
         ends = [self.over_at(rank) for rank in range(self.intent.num_nodes)]
         known = [end for end in ends if end is not None]
         return max(known) if len(known) == len(ends) else None
 
     @property
     def is_settled(self) -> bool:
-        """Whether its records are final: no seat is open, and all its machines have provably ended."""
+        """Whether the launch's records are final: no seat is open, and all machines have provably ended."""
         return not self.open_ranks and not self.unproven
 
     @property
     def unproven(self) -> frozenset[str]:
-        """Its machines without a certificate of their end."""
+        """The launch's machines without a certificate of their end."""
         owed = {machine for slot in self.slots.values() for machine in slot.owed}
         return frozenset(owed - self.certificates.keys())
 
 
 @dataclass(frozen=True)
 class History:
-    """Everything in the bucket about one job, at one moment."""
+    """All records in the bucket about one job, at one moment."""
 
     first_submission: Submission
     submission: Submission
@@ -142,26 +146,26 @@ class History:
     stop: StopRequest | None
     """The stop request since the newest resumption."""
     launches: tuple[LaunchHistory, ...]
-    """In order; launch k is at index k - 1."""
+    """The launches in order; launch k is at index k - 1."""
     generations: tuple[Generation, ...]
-    """In order; generation g is at index g - 1."""
+    """The generations in order; generation g is at index g - 1."""
     commits: tuple[Commit, ...]
-    """In order; the checkpoints of old commits have been deleted."""
+    """The commits in order; the checkpoints of old commits have been deleted."""
     head: CheckpointId | None
-    """The checkpoint from which the job would resume if it verifies."""
+    """The checkpoint from which the job would resume, provided that it verifies."""
     finished: Finished | None
-    """The job's end; a resumption revokes it."""
+    """The record of the job's end, which a resumption revokes."""
     num_records: int
-    """The journal's length; the next record's number is one higher."""
+    """The number of records in the journal; the next record gets the number after it."""
     turns: tuple[tuple[int, Turn], ...] = ()
-    """Ends, suspensions, resumptions and moves, in order, each with the number of launches before it."""
+    """The ends, suspensions, resumptions and moves, in order, each with the number of launches before it."""
 
     @cached_property
     def job_file(self) -> JobSpec:
         """The job file that the job follows now.
 
         Raises:
-            SpecError: this version of cloudspot cannot read it.
+            SpecError: this version of cloudspot cannot read the job file.
         """
         submission = self.submission
         key = keys.spec(submission.job_id)
@@ -176,27 +180,27 @@ class History:
 
     @cached_property
     def kept(self) -> Kept | None:
-        """Return the node that was kept for inspection since the job was last resumed; None: none was.
+        """The node that was kept for inspection since the job was last resumed, or None if none was.
 
-        ``keeping.in_force`` says whether it still is.
+        ``keeping.kept_now`` tells whether the node is still kept.
         """
         return next((launch.kept for launch in self.current_launches if launch.kept is not None), None)
 
     @cached_property
     def asked_at(self) -> datetime:
-        """When the job was last resumed or, without a resumption, submitted."""
+        """The time at which the job was last resumed or, without a resumption, submitted."""
         times = [turn.at for _, turn in self.turns if isinstance(turn, Resumed)]
         return times[-1] if times else self.first_submission.at
 
     @cached_property
     def moved_to(self) -> str | None:
-        """The URL of the only store in which the ended job may be resumed; None if it was not moved."""
+        """The URL of the only store in which the ended job may be resumed, or None if it was not moved."""
         newest = self.turns[-1][1] if self.turns else None
         return newest.to if isinstance(newest, Moved) else None
 
     @cached_property
     def suspended(self) -> Suspended | None:
-        """The present suspension: since it began, nothing of the job has run, and nobody has resumed it."""
+        """The present suspension, since which nothing of the job has run and nobody has resumed it."""
         num_launches, newest = self.turns[-1] if self.turns else (0, None)
         if not isinstance(newest, Suspended):
             return None
@@ -204,14 +208,14 @@ class History:
 
     @cached_property
     def commits_by_generation(self) -> Mapping[int, Sequence[Commit]]:
-        """The commits of each generation that has any, in order."""
+        """The commits of each generation, in order; generations without commits are missing."""
         found: dict[int, list[Commit]] = {}
         for commit in self.commits:
             found.setdefault(commit.generation, []).append(commit)
         return found
 
     def find_commit(self, checkpoint: CheckpointId | None) -> Commit | None:
-        """Return the commit of a checkpoint, or None."""
+        """Return the commit of a checkpoint, or None if it has none."""
         return None if checkpoint is None else self._commits_by_id.get(checkpoint)
 
     @cached_property
@@ -228,7 +232,7 @@ class History:
         return by_launch
 
     def launch_of(self, seat: Seat) -> LaunchHistory | None:
-        """Return the launch of a node, or None."""
+        """Return the launch of a node, or None if there is no such launch."""
         return self.launches[seat.launch - 1] if 1 <= seat.launch <= len(self.launches) else None
 
     @cached_property
@@ -255,7 +259,7 @@ def decode_job_file(submission: Submission, key: str) -> JobSpec:
     """Return the job file in the submission that is stored under ``key``.
 
     Raises:
-        SpecError: this version of cloudspot cannot read it.
+        SpecError: this version of cloudspot cannot read the job file.
     """
     try:
         return spec_from_json(submission.spec)

@@ -1,7 +1,7 @@
 """The journal: numbered, create-only records. The writer of number n has read all records before it (P1).
 
-Controllers and nodes append records. The first missing number is the end, so a reader asks for the next
-number until it is missing: a single cheap request if nothing is new.
+Controllers and nodes append records. The first missing number marks the end, so a reader asks for numbers in
+turn until one is missing: a single cheap request if nothing is new.
 """
 
 from __future__ import annotations
@@ -25,40 +25,43 @@ from cloudspot.jobstore.layout.records import Intent, JournalCopy, JournalRecord
 from cloudspot.model import LaunchRequest
 
 COPY_EVERY = 4
-"""Another copy is made after this many records, by controllers and by nodes after their commits."""
+"""The number of new records after which another copy is made, by controllers and by nodes after their
+commits.
+"""
 _RUNS = tuple(COPY_EVERY * 4**power for power in range(6))
 """The possible lengths of a copy's run of records. A run begins at a multiple of its own length."""
 
 
 class Journal:
-    """A job's journal. It keeps the records that it has read, because they never change. Thread-safe."""
+    """A job's journal, which keeps the records that it has read: records never change. Thread-safe."""
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
         self._store = with_retries(store)
         self._job_id = job_id
         self._lock = threading.Lock()
-        """Never held during a request: a commit must not wait for a poll."""
+        """Never held during a request, because a commit must not wait for a poll."""
         self._records: tuple[JournalRecord, ...] = ()
         self._order = JournalOrder(job_id)
         self.num_copied = 0
-        """The number of records that came from copies, or for which copies exist, as far as this journal
-        knows."""
+        """The number of records that were read from copies, or that are in copies as far as this journal
+        knows.
+        """
         self._unfit: set[range] = set()
         """The runs whose copies belong to another journal or are damaged."""
 
     @property
     def known(self) -> tuple[JournalRecord, ...]:
-        """The records that were read so far; this makes no request."""
+        """The records that have been read so far; this property makes no request."""
         return self._records
 
     def read(self) -> tuple[JournalRecord, ...]:
         """Return all records; record ``n`` is at index ``n - 1``.
 
-        It takes one request more than the number of new records. The first call reads the first record, a
+        A call takes one request more than there are new records. The first call reads the first record, a
         listing of the copies, and a few of the copies.
 
         Raises:
-            CorruptData: a record is malformed, or contradicts those before it.
+            CorruptData: a record is malformed, or contradicts earlier records.
         """
         records = list(self._records) or self._begin()
         while records:
@@ -75,7 +78,7 @@ class Journal:
 
         Raises:
             TransientError: the outcome is unknown; append the same record again.
-            ValueError: the record contradicts those before it, and would stop every reader.
+            ValueError: the record contradicts earlier records, so that no reader could continue.
         """
         if number < 1:
             raise ValueError(f"number must be >= 1: got {number}")
@@ -91,7 +94,7 @@ class Journal:
         return True
 
     def request(self, launch: int) -> LaunchRequest:
-        """Return the rendered request of a launch; this takes a request if the launch came from a copy."""
+        """Return the rendered request of a launch; takes a request if the launch was read from a copy."""
         for number, record in enumerate(self._records, start=1):
             if isinstance(record, Intent) and record.launch == launch:
                 whole = record if record.request.body else self._find(number)
@@ -102,8 +105,8 @@ class Journal:
     def copy(self) -> None:
         """Write the missing copies, once at least ``COPY_EVERY`` of the known records are in no copy.
 
-        A copy holds a run of records and is not rewritten unless it is unfit. So each record is copied at
-        most once for each length of runs, however long the journal becomes.
+        A copy holds a run of records and is only rewritten if it is unfit. So each record is copied at most
+        once per length of run, however long the journal becomes.
         """
         records = self._records
         if len(records) - self.num_copied < COPY_EVERY:
@@ -124,7 +127,7 @@ class Journal:
         self._unfit.clear()
 
     def _begin(self) -> list[JournalRecord]:
-        """Return the first records: those in copies, or those in a listing if the copies do not suffice."""
+        """Return the first records from the copies, or from a listing if the copies do not suffice."""
         first = self._find(1)
         if first is None:
             return []
@@ -149,11 +152,11 @@ class Journal:
         return known
 
     def _read_copy(self, first_writer: str, run: range) -> tuple[JournalRecord, ...]:
-        """Return the records of a run, or none if its copy is missing, damaged or from another journal.
+        """Return the records of a run, or none if the run's copy is missing, damaged or from another journal.
 
-        A driver that was suspended while its job was removed may write a copy of an earlier job with the same
-        id. Each writer knew all records before its own, so the same writer of the first record proves that
-        all other records are the same.
+        A driver that was suspended while its job was removed may write a copy of that earlier job under the
+        same id. Each writer knew all records before its own, so if the first record has the same writer, all
+        later records are the same, too.
         """
         with suppress(CorruptData):
             copy = find_record(self._store, self._copy_key(run), JournalCopy)
@@ -183,8 +186,8 @@ class Journal:
     def _listed(self, *, after: int) -> list[JournalRecord]:
         """Return the records after number ``after`` that a listing shows, up to the first gap.
 
-        A listing may miss a record written at the same time and show a later one, so its length is only a
-        hint; the caller asks for the rest.
+        A listing may miss a concurrent record and show a later one, so its length is only a hint; the caller
+        asks for the rest.
         """
         listed = self._store.list_objects(
             keys.journal_prefix(self._job_id), after=keys.journal(self._job_id, after)
@@ -198,7 +201,7 @@ class Journal:
         return records
 
     def _take_in(self, found: Sequence[JournalRecord]) -> tuple[JournalRecord, ...]:
-        """Keep those of the records that are new; another thread may have been faster."""
+        """Add those records that are new, because another thread may have been faster."""
         with self._lock:
             new = found[len(self._records) :]
             try:

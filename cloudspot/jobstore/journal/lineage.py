@@ -1,7 +1,7 @@
-"""Generations and checkpoints in the journal: who trains, and from where the next one resumes; pure.
+"""Generations and checkpoints in the journal: who trains, and where the next generation resumes; pure.
 
 A generation's writer has read all commits before it, and after it only the generation's own commits count. So
-the lineage is the journal read backwards.
+the lineage is found by reading the journal backwards.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def newest_generation(journal: Sequence[JournalRecord]) -> Generation | None:
 
 
 def why_over(journal: Sequence[JournalRecord], launch: int, *, is_kept: bool = False) -> str | None:
-    """Return why the nodes of the launch have nothing left to do in the job, or None.
+    """Return the reason why the launch's nodes have nothing left to do in the job, or None.
 
-    The end of the job is no reason for a node that ``is_kept`` for inspection.
+    The end of the job is not a reason for a node that ``is_kept`` for inspection.
     """
     for record in reversed(journal):
         if is_kept and isinstance(record, Finished):
@@ -51,7 +51,7 @@ def why_over(journal: Sequence[JournalRecord], launch: int, *, is_kept: bool = F
 def counts(journal: Sequence[JournalRecord], generation: int) -> bool:
     """Return whether commits of this generation count: it is the newest, and the job is not over.
 
-    0 stands for the time before the first generation.
+    Generation 0 is the time before the first generation.
     """
     newest = newest_generation(journal)
     is_over = bool(journal) and isinstance(journal[-1], Finished | Moved)
@@ -59,7 +59,7 @@ def counts(journal: Sequence[JournalRecord], generation: int) -> bool:
 
 
 def head(journal: Sequence[JournalRecord]) -> CheckpointId | None:
-    """Return the newest checkpoint that counts; the next commit must be one that ``may_follow`` it."""
+    """Return the newest checkpoint that counts; the next commit must satisfy ``may_follow``."""
     for record in reversed(journal):
         if isinstance(record, Commit):
             return record.id
@@ -71,9 +71,9 @@ def head(journal: Sequence[JournalRecord]) -> CheckpointId | None:
 def may_follow(save: SaveId, base: CheckpointId | None) -> bool:
     """Return whether a save may become the checkpoint after ``base``: a later step, or the end of the loop.
 
-    The state at the end of the loop may have the same step as the checkpoint that its generation started
-    from, and still differ: a drain between the last batch and the epoch's own code precedes the effects of
-    that code. The ranks save it without a round (P4), so the number of its round is 0.
+    The state at the end of the loop may have the same step as the checkpoint from which its generation
+    started, and still differ, because a drain between the last batch and the epoch's own code misses the
+    effects of that code. The ranks save this state without a round (P4), so the number of its round is 0.
     """
     if base is None or save.step > base.step:
         return True
@@ -83,8 +83,9 @@ def may_follow(save: SaveId, base: CheckpointId | None) -> bool:
 def lineage(journal: Sequence[JournalRecord]) -> tuple[CheckpointId, ...]:
     """Return the checkpoints from which the next generation may resume, best first.
 
-    These are the commits, newest first. Commits that a generation skipped because they did not verify come
-    last: they may be the only ones left. Some may have been deleted in the meantime.
+    The result consists of the committed checkpoints, newest first. Checkpoints that a generation skipped
+    because they did not verify come last, since they may be the only ones left. Any of them may have been
+    deleted since.
     """
     current: list[CheckpointId] = []
     passed: list[CheckpointId] = []

@@ -17,13 +17,13 @@ from cloudspot.jobstore.layout.records import JournalRecord
 Record = TypeVar("Record")
 WrittenRecord = TypeVar("WrittenRecord", bound=msgspec.Struct)
 MAX_FAULT_LENGTH = 300
-"""The limit for a fault's text, which may quote long values."""
+"""The maximum length of an error's text, which may quote long values."""
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """Return the record as one line of JSON; equal records give equal bytes.
+    """Return the record as a single line of JSON; equal records give equal bytes.
 
-    A float that is not finite, such as the loss of a diverged training, becomes a string, which only
+    A float that is not finite, such as the loss of a diverged training, is written as a string, which only
     ``Metrics`` decodes again.
     """
     # JSON has no NaN, and msgspec would write null.
@@ -34,10 +34,10 @@ def encode(record: msgspec.Struct) -> bytes:
 
 
 def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -> Record:
-    """Return the record in ``data``, without fields that are unknown here.
+    """Return the record in ``data``; fields unknown to this version are dropped.
 
     Raises:
-        CorruptData: ``data`` is not such a record; the message names ``key``.
+        CorruptData: ``data`` is not a record of this type; the message names ``key``.
     """
     try:
         record: Record = decoding.decode(data, record_type)
@@ -47,7 +47,7 @@ def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -
 
 
 def decode_journal(data: bytes, *, key: str = "the record") -> JournalRecord:
-    """Return the journal record of any kind; see ``decode``."""
+    """Return the journal record, of any type; see ``decode``."""
     return decode(data, cast("type[JournalRecord]", JournalRecord), key=key)
 
 

@@ -25,27 +25,28 @@ from cloudspot.jobstore.layout.records import CheckpointId, SaveId
 JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A job id is a DNS label, so that it can be a tag, a label or a host name anywhere."""
 REAPER = "reap."
-"""The prefix of the names of a reaper's marks; job ids have no dots."""
+"""The prefix of the names of a reaper's marks; job ids contain no dots."""
 _MAX_MILLISECONDS = 10**13
 
 Values = ParamSpec("Values")
 
 
 class _Field(NamedTuple):
-    """A variable part of a key."""
+    """The variable segment of a key."""
 
     pattern: str
-    """A regular expression for the texts that ``write`` returns."""
+    """A regular expression for the strings that ``write`` returns."""
     write: Callable[[Any], str] = str
     read: Callable[[str], Any] = str
-    """The inverse of ``write``; raises ValueError for a text that matches but that ``write`` does not
-    return."""
+    """The inverse of ``write``; raises ValueError for a string that matches but that ``write`` does not
+    return.
+    """
 
 
 class Key(Generic[Values]):
     """A form of keys: writes a key from the values of its fields, and reads the values from a key.
 
-    It reads only keys that it would write. A form that ends in ``/``, ``-`` or ``.`` is a prefix.
+    A form only reads keys that it would write. A form that ends in ``/``, ``-`` or ``.`` is a prefix.
     """
 
     def __init__(self, form: str) -> None:
@@ -66,7 +67,7 @@ class Key(Generic[Values]):
         return "".join(map(str.__add__, self._texts, [*written, ""]))
 
     def match(self, key: str) -> tuple[Any, ...] | None:
-        """Return the values of the key's fields, or None if it does not have this form."""
+        """Return the values of the key's fields, or None if the key does not have this form."""
         found = self._pattern.fullmatch(key)
         if found is None:
             return None
@@ -80,7 +81,7 @@ class Key(Generic[Values]):
 
 
 def _number(num_digits: int, type_: Any) -> _Field:
-    """Return the field for a number of that type, padded with zeros so that keys sort by it."""
+    """Return the field for a number of that type, padded with zeros so that keys sort numerically."""
     bounds = get_args(type_)[1]
     most = bounds.lt - 1 if bounds.le is None else bounds.le
     further = len(str(most)) - num_digits
@@ -96,7 +97,7 @@ def _number(num_digits: int, type_: Any) -> _Field:
 
 
 def _text(type_: Any) -> _Field:
-    """Return the field for a text of that type."""
+    """Return the field for a string of that type."""
     return _Field(get_args(type_)[1].pattern.removeprefix("^").removesuffix("$"))
 
 
@@ -114,7 +115,7 @@ def _joined(form: Callable[..., Any], *parts: _Field) -> _Field:
 
 
 def _encoded(pattern: str, write: Callable[[str], str], decode: Callable[[str], str]) -> _Field:
-    """Return the field for a percent-encoded text, in its canonical encoding only."""
+    """Return the field for a percent-encoded string, in its canonical encoding only."""
 
     def read(text: str) -> str:
         value = decode(text)
@@ -177,31 +178,33 @@ _FIELDS = {
 # --- the store and its lists --------------------------------------------------------------------------
 
 STORE_ID = "store-id"
-"""The mark of a store in a directory: a random id, which an empty mount point or another disk lacks."""
+"""The random id of a store in a directory, which an empty mount point or another disk lacks."""
 index_prefix = Key[[]]("index/")
 """The list of jobs: one small object per job."""
 index = Key[[str]]("index/{job}")
-"""A job's entry in that list. It is create-only, so it also reserves the id. The removal of a job replaces it
-with a note, and deletes it last."""
+"""A job's entry in the list of jobs. The entry is create-only, so it also reserves the id. The removal of a
+job replaces the entry with a note, and deletes it last.
+"""
 live_prefix = Key[[]]("live/")
 """The marks of jobs that may be live: one empty object per mark."""
 live_marks_prefix = Key[[str]]("live/{job}.")
 """The marks of one job."""
 live = Key[[str, str]]("live/{job}.{writer}")
-"""A mark of a job; the writer is the nonce of its submission."""
+"""A mark of a job, with the nonce of the job's submission as the writer."""
 recent_prefix = Key[[]]("recent/")
 """The list of jobs by age: one empty object per job, the newest first."""
 recent = Key[[int, str]]("recent/{newest_first}-{job}")
-"""A job's entry in that list, with the time of its submission in milliseconds since 1970."""
+"""A job's entry in the list by age, with the time of its submission in milliseconds since 1970."""
 market_prefix = Key[[str]]("market/{provider}/")
 """Observations of a provider's spot market by jobs that have ended, the newest first."""
 market_seen = Key[[str, int, str]]("market/{provider}/{newest_first}-{nonce}")
-"""One job's observations, with the time (as in ``recent``) and the nonce of its first submission. It does not
-name the job, which may be removed long before it."""
+"""One job's observations, with the time (as in ``recent``) and the nonce of its first submission. The key
+does not name the job, because the job may be removed long before.
+"""
 drivers_prefix = Key[[]]("drivers/")
-"""The drivers that come to the store's jobs by themselves: one small object per driver."""
+"""The drivers that serve the store's jobs regularly: one small object per driver."""
 driver = Key[[str]]("drivers/{driver}")
-"""A driver's note; overwritten."""
+"""A driver's note about itself; overwritten."""
 agents_prefix = Key[[]]("agents/")
 agent = Key[[str]]("agents/{sha256}")
 """The wheels from which stock images install the agent; shared by jobs, create-only."""
@@ -211,66 +214,69 @@ code = Key[[str]]("code/{sha256}")
 removals_prefix = Key[[str]]("{shared}.removals/")
 """The marks of removals and reapers that may be deleting a shared object."""
 removal = Key[[str, str]]("{shared}.removals/{remover}")
-"""One such mark; it exists from a removal's or reaper's first look for users of the object to its end."""
+"""The mark of one removal or reaper, from its first look for users of the object until it has ended."""
 probe = Key[[str]]("probe/{nonce}")
 """An object of a store probe; deleted immediately."""
 
 # --- a job ----------------------------------------------------------------------------------------
 
 job_prefix = Key[[str]]("jobs/{job}/")
-"""Everything that belongs to the job."""
+"""All objects that belong to the job."""
 spec = Key[[str]]("jobs/{job}/spec")
 """The job's first submission; create-only."""
 submissions_prefix = Key[[str]]("jobs/{job}/submissions/")
 submission = Key[[str, str]]("jobs/{job}/submissions/{sha256}")
-"""A submission that resumed the job, or was meant to, by its ``submission.hash_of``; create-only."""
+"""A submission that resumed the job, or was meant to resume it, by its ``submission.hash_of``; create-only.
+"""
 own_code = Key[[str]]("jobs/{job}/code")
 """A code bundle that belongs to the job alone."""
 own_agents_prefix = Key[[str]]("jobs/{job}/agents/")
 own_agent = Key[[str, str]]("jobs/{job}/agents/{sha256}")
 """The agent's wheels that belong to the job alone."""
 secrets = Key[[str, int]]("jobs/{job}/secrets{resumption}")
-"""The job's secrets; deleted when the job ends. Each resumption (0: the first submission) has its own, so
-that a late driver does not delete secrets that are needed."""
+"""The job's secrets; deleted when the job ends. Each resumption (0: the first submission) has its own
+secrets, so that a late driver does not delete secrets that are needed.
+"""
 input_version = Key[[str, str, int]]("jobs/{job}/inputs/{input}{resumption}")
 """The version of an input that the first node has staged; create-only, one per resumption as in
 ``secrets``."""
 setup_ready = Key[[str]]("jobs/{job}/image")
-"""A machine's report that an image can be made of it; overwritten."""
+"""A machine's report that an image can be made of its disk; overwritten."""
 summary = Key[[str]]("jobs/{job}/summary")
 """The advisory summary that ``ps`` reads; overwritten."""
 suspicions = Key[[str]]("jobs/{job}/suspicions")
-"""Suspicions of silent or missing nodes, from drivers with short passes; overwritten, may be absent."""
+"""Suspicions of silent or missing nodes, from drivers with short passes; overwritten, possibly absent."""
 settled_launches = Key[[str]]("jobs/{job}/settled")
-"""The copy of records that nodes can no longer change; overwritten, may be absent."""
+"""The copy of records that nodes can no longer change; overwritten, possibly absent."""
 journal_prefix = Key[[str]]("jobs/{job}/journal/")
 journal = Key[[str, int]]("jobs/{job}/journal/{record}")
 """A record of the journal, by its number, counted from 1; create-only."""
 journal_copies_prefix = Key[[str]]("jobs/{job}/journal-copies/")
 journal_copy = Key[[str, int, int]]("jobs/{job}/journal-copies/{record}-{record}")
-"""The copy of a run of records, by the numbers of its last record and its first."""
+"""The copy of a run of records, by the numbers of its last and its first record."""
 told_prefix = Key[[str]]("jobs/{job}/told/")
-"""The marks of the events for which a message was sent."""
+"""The marks of the events about which a message was sent."""
 told = Key[[str, str]]("jobs/{job}/told/{event}")
-"""One such mark; create-only: its creator sends the message."""
+"""The mark of one event; create-only, and its creator sends the message."""
 shared_pages_prefix = Key[[str]]("jobs/{job}/shared/")
 shared_page = Key[[str, str]]("jobs/{job}/shared/{event}.html")
-"""A page about the job for people who have a link to it, under a random word; deleted to revoke the link."""
+"""A page about the job for people who have its link, under a random name; deleted to revoke the link."""
 artifacts_prefix = Key[[str]]("jobs/{job}/artifacts/")
 artifact = Key[[str, str]]("jobs/{job}/artifacts/{artifact}")
-"""A file of the job, by its path; overwritten. The path may be any that a file system allows."""
+"""A file of the job, by its path; overwritten. Any path that a file system allows is possible."""
 outputs_prefix = Key[[str]]("jobs/{job}/outputs/")
 output = Key[[str, str]]("jobs/{job}/outputs/{artifact}")
-"""A file that the training wrote below its working directory, by its path there; overwritten, and deleted
-when newer files need its space."""
+"""A file that the training wrote below its working directory, by the path there; overwritten, and deleted
+when newer files need its space.
+"""
 
 # --- its nodes ------------------------------------------------------------------------------------
 
 launches_prefix = Key[[str]]("jobs/{job}/launches/")
-"""The launches: their seats, and the certificates of their machines."""
+"""The launches: their seats, and their machines' certificates."""
 slots_prefix = Key[[str, int]]("jobs/{job}/launches/{launch}/nodes/")
 slot = Key[[str, int, int]]("jobs/{job}/launches/{launch}/nodes/{rank}")
-"""A seat of a launch; create-only: the first writer owns the rank of that launch."""
+"""A seat of a launch; create-only: the first writer owns that rank of the launch."""
 certificates_prefix = Key[[str, int]]("jobs/{job}/launches/{launch}/machines/")
 certificate = Key[[str, int, str]]("jobs/{job}/launches/{launch}/machines/{machine}")
 """The proof that a machine has ended; create-only. The machine's id is percent-encoded."""
@@ -280,20 +286,23 @@ launch_nodes_prefix = Key[[str, int]]("jobs/{job}/nodes/{launch}/")
 heartbeat = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/heartbeat")
 """A node's heartbeat; overwritten."""
 notice = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/notice")
-"""The notice that a node received; create-only."""
+"""The first notice that a node received; create-only."""
 exit_record = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/exit.json")
-"""A node's exit record; create-only, and proof that it runs no user code."""
+"""A node's exit record, which proves that it runs no user code; create-only."""
 stop = Key[[str, int]]("jobs/{job}/nodes/stop{resumption}")
-"""The stop request; create-only. Each resumption (0: the first submission) has its own. It is stored with the
-nodes' reports, so that a listing of those shows it without another request."""
+"""The stop request; create-only. Each resumption (0: the first submission) has its own request. The request
+is stored among the nodes' reports, so that their listing shows it without another request.
+"""
 remote_call = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/call")
-"""A request to a node to run a command; overwritten by the next request. It is stored here for the same
-reason."""
+"""A request to a node to run a command; overwritten by the next request. The request is stored here so that
+the listing of the nodes' reports shows it.
+"""
 task = Key[[str, str]]("jobs/{job}/nodes/tasks/{event}/asked")
 """A request to the drivers for periodic work, by the name of a plugin's task; overwritten, and deleted to end
-it. It is stored here for the same reason."""
+the work. The request is stored here so that the listing of the nodes' reports shows it.
+"""
 task_done = Key[[str, str]]("jobs/{job}/nodes/tasks/{event}/done")
-"""A mark that a driver has started this work; overwritten, and dated by the store."""
+"""A mark that a driver has started a task's work; overwritten, and dated by the store."""
 REPORTS: tuple[Key[[str, int, int]], ...] = (heartbeat, notice, exit_record)
 """The forms of a node's reports."""
 logs_prefix = Key[[str]]("jobs/{job}/logs/")
@@ -316,21 +325,24 @@ remote_output = Key[[str, int, int, str, int]]("jobs/{job}/remote/{launch}/{rank
 """A piece of a command's input or output, counted from 0; create-only."""
 remote_commands_prefix = Key[[str]]("jobs/{job}/commands/")
 remote_command = Key[[str, int, int, str]]("jobs/{job}/commands/{launch}-{rank}-{nonce}")
-"""Who ran a command on a node, and how it ended; the node overwrites it once, at the end."""
+"""The record of who ran a command on a node, and how it ended; the node overwrites it once, at the end."""
 
 # --- its checkpoints ------------------------------------------------------------------------------
 
 manifests_prefix = Key[[str]]("jobs/{job}/manifests/")
-"""The manifests, which are separate from the chunks to keep a listing short."""
+"""The manifests, apart from the chunks so that a listing of them is short."""
 manifest = Key[[str, int, int]]("jobs/{job}/manifests/{generation}-{step}")
-"""A checkpoint's manifest; create-only, and deleted first."""
+"""A checkpoint's manifest; create-only, and deleted before the checkpoint's other objects."""
 damage = Key[[str, CheckpointId]]("jobs/{job}/manifests/{checkpoint}.damaged")
-"""The note that a chunk of a checkpoint was found damaged; create-only."""
+"""The note that a chunk of a checkpoint was found to be damaged; create-only."""
 rescue_order = Key[[str, int, int]]("jobs/{job}/rescues/{generation}-{number}")
-"""The ranks that save their state after others were lost, by the number of the attempt; create-only."""
+"""The order that tells ranks to save their state after others were lost, by the attempt's number;
+create-only.
+"""
 begun = Key[[str, CheckpointId]]("jobs/{job}/manifests/{checkpoint}.begun")
-"""The empty note that a node uploads its part of a checkpoint that scripts saved on all nodes; others
-follow."""
+"""The empty note that a node is uploading its part of a checkpoint that scripts saved on all nodes, so that
+other nodes follow.
+"""
 checkpoints_prefix = Key[[str]]("jobs/{job}/checkpoints/")
 """The parts and chunks of all checkpoints."""
 saves_prefix = Key[[str, CheckpointId]]("jobs/{job}/checkpoints/{checkpoint}-")
@@ -342,8 +354,9 @@ part = Key[[str, SaveId, int]]("jobs/{job}/checkpoints/{save}/parts/{rank}")
 chunk = Key[[str, SaveId, int, int]]("jobs/{job}/checkpoints/{save}/chunks/{rank}/{number}")
 """A chunk of a rank's part, by its number, counted from 0."""
 compressed_chunk = Key[[str, SaveId, int, int]]("jobs/{job}/checkpoints/{save}/chunks/{rank}/{number}.z")
-"""A compressed chunk. It has a separate key, so that no late put can replace an object by one of the other
-kind than the part's record states."""
+"""A compressed chunk. The key differs from the uncompressed chunk's, so that a late put of one form cannot
+replace an object of the other form that a part's record describes.
+"""
 base_mark = Key[[str, SaveId, int, CheckpointId]]("jobs/{job}/checkpoints/{save}/bases/{rank}/{checkpoint}")
 """The mark that a rank's part of a save may name chunks of that checkpoint."""
 
@@ -356,7 +369,7 @@ _OF_JOB: list[Form] = [
 
 
 def recognize(key: str, forms: Iterable[Form]) -> tuple[Form, tuple[Any, ...]] | None:
-    """Return the form of a key, out of these, and the values of its fields; None if none of them fits."""
+    """Return the first of the forms that fits the key, with its fields' values, or None if none fits."""
     for form in forms:
         values = form.match(key)
         if values is not None:
@@ -365,18 +378,19 @@ def recognize(key: str, forms: Iterable[Form]) -> tuple[Form, tuple[Any, ...]] |
 
 
 def job_of(key: str) -> str | None:
-    """Return the id of the job to which a key belongs, or None if the key fits no form of a job.
+    """Return the id of the job to which a key belongs, or None if the key fits no form of job keys.
 
-    A store may be the root of a shared bucket in which other programs have a ``jobs/`` of their own.
+    A store may be the root of a shared bucket in which other programs have their own ``jobs/``.
     """
     found = recognize(key, _OF_JOB)
     return None if found is None else str(found[1][0])
 
 
 def is_shared(key: str) -> bool:
-    """Return whether the key is an ``agent`` or a ``code`` with some hash.
+    """Return whether the key is that of an ``agent`` or a ``code`` object.
 
-    A store may be the root of a shared bucket in which other programs have an ``agents/`` or a ``code/``.
+    A store may be the root of a shared bucket in which other programs have their own ``agents/`` or
+    ``code/``.
     """
     return agent.match(key) is not None or code.match(key) is not None
 
@@ -387,6 +401,6 @@ _PASSING: tuple[Form, ...] = (agent, code, removal, market_seen, driver, probe, 
 def is_passing(key: str) -> bool:
     """Return whether the key may exist in a store without jobs, so that it holds nobody's work.
 
-    Examples are agents and code that no job needs any more, and observations of the market.
+    Examples are agents and code that no job needs any more, and market observations.
     """
     return recognize(key, _PASSING) is not None

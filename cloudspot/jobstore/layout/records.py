@@ -1,13 +1,12 @@
-"""The typed records in the bucket, most of them create-only.
+"""The typed records in the bucket, most of which are create-only.
 
 Heartbeat, Summary, SettledLaunches, Suspicions, MarketSeen and Removal are overwritten.
 
-Times (UTC) are by the store's clock, as their writer knows it; see ``store_clock``. Every
-create-only record carries its writer's nonce: a writer that reads the key back after an error can
-recognise its own put.
+Times (UTC) are by the store's clock, as far as their writer knows it; see ``store_clock``. Every create-only
+record carries its writer's nonce: a writer that reads the key back after an error can recognise its own put.
 
-The types refuse values that no writer of ours writes, so that readers need not check them: times without a
-time zone, numbers out of bounds, unknown words.
+The types reject values that cloudspot never writes, so that readers need not check for these: times without a
+time zone, numbers out of bounds, unknown keywords.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def new_nonce() -> str:
 
 
 class _Written(Dated, frozen=True, kw_only=True):
-    """The fields about the writing of a create-only record."""
+    """The fields that record the time and the writer of a create-only record."""
 
     at: datetime
     writer: str
@@ -80,7 +79,7 @@ class CheckpointId(msgspec.Struct, frozen=True, order=True):
     """A checkpoint of a job, named by its generation and step."""
 
     generation: OrdinalOrZero
-    """The generation that made it, or 0 if the job was forked with it."""
+    """The generation that made the checkpoint, or 0 if the job was forked with it."""
     step: Tally
 
     def __str__(self) -> str:
@@ -88,12 +87,14 @@ class CheckpointId(msgspec.Struct, frozen=True, order=True):
 
 
 class SaveId(msgspec.Struct, frozen=True, order=True):
-    """One save of a checkpoint. A drain makes its own save, even at a step that is being saved already."""
+    """One save of a checkpoint. A drain makes its own save, even at a step that is already being saved."""
 
     generation: OrdinalOrZero
     step: Tally
     round: OrdinalOrZero
-    """The round in which the ranks agreed on it (P4); 0 if there was none, as at the end of the loop."""
+    """The round in which the ranks agreed on the save (P4), or 0 if it had no round, as at the end of the
+    loop.
+    """
 
     @property
     def checkpoint(self) -> CheckpointId:
@@ -107,7 +108,7 @@ class SaveId(msgspec.Struct, frozen=True, order=True):
 # --- submission ---------------------------------------------------------------------------------
 
 FORMAT = 5
-"""The format of a job's records; it grows when another version's submissions can no longer be driven."""
+"""The format of a job's records, raised when another version's submissions can no longer be driven."""
 
 
 class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +117,7 @@ class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
     sha256: Sha256
     """The hash of the archive, which is part of its key."""
     digest: str
-    """The digest of the code in it; an image with the same digest does not need the archive."""
+    """The digest of the code in the archive; an image with the same digest does not need the archive."""
     requirements: tuple[str, ...]
     """The requirements of the distributions in the archive."""
 
@@ -129,7 +130,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submission(_Written, frozen=True, kw_only=True):
-    """``jobs/<id>/spec``: everything that was submitted, and all that a controller needs."""
+    """``jobs/<id>/spec``: all data that was submitted, and all that a controller needs."""
 
     writer: KeyWord
     job_id: str
@@ -142,28 +143,28 @@ class Submission(_Written, frozen=True, kw_only=True):
     version: str
     """The version of cloudspot that submitted the job."""
     format: Ordinal = FORMAT
-    """Jobs of another format are refused before the rest is read. A record without this field has format
-    1."""
+    """Jobs of another format are refused before the rest is read. Without this field, the format is 1."""
     agent: StagedAgent | None = None
-    """None if the image has cloudspot."""
+    """The staged agent, or None if the image has cloudspot."""
     has_own_code: bool = False
     """Whether code and agent are below the job's own prefix, because the shared ones were being deleted."""
     resumption: OrdinalOrZero = 0
-    """The number of the resumption that the submission is for, or 0 for the job's first submission, which is
-    stored under ``jobs/<id>/spec``. Others are stored under ``jobs/<id>/submissions/<hash>`` and count once a
-    ``Resumed`` names them."""
+    """The number of the resumption for which the submission was made, or 0 for the job's first submission,
+    which is stored under ``jobs/<id>/spec``. Later submissions are stored under
+    ``jobs/<id>/submissions/<hash>`` and count once a ``Resumed`` names them.
+    """
     num_launches_before: OrdinalOrZero = 0
-    """The number of launches when the job was resumed; their failures no longer count."""
+    """The number of launches before the job was resumed, whose failures no longer count."""
     forked_from: Origin | None = None
     """The origin of the checkpoint with which the job began, as its generation 0."""
     bakes: bool = False
-    """Whether its node only runs the setup, and then waits until an image of its disk is made."""
+    """Whether the job's node only runs the setup, and then waits until an image of its disk is made."""
     store_id: KeyWord | None = None
     """The id of the store, if it has one; see ``ObjectStore.establish``."""
 
     @property
     def milliseconds(self) -> int:
-        """When it was made, in milliseconds since 1970, for keys that sort by time."""
+        """The time of the submission, in milliseconds since 1970, for keys that sort by time."""
         return int((self.at - EARLIEST).total_seconds() * 1000)
 
 
@@ -172,11 +173,11 @@ class StopRequest(_Written, frozen=True, kw_only=True):
 
     reason: StopReason
     detail: str = ""
-    """The values of a limit that was reached, for people."""
+    """The values of the limit that was reached, for people to read."""
 
 
 class SetupReady(Dated, frozen=True, kw_only=True):
-    """``jobs/<id>/image``: the setup of a job that ``bakes`` is done and written to this machine's disk."""
+    """``jobs/<id>/image``: the setup of a job that ``bakes`` is complete and on this machine's disk."""
 
     instance_id: InstanceId
     key: str
@@ -185,17 +186,17 @@ class SetupReady(Dated, frozen=True, kw_only=True):
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """``index/<id>`` during the removal of a job: facts that are needed after its submission is deleted."""
+    """``index/<id>`` during a job's removal: details that are needed after its submission is deleted."""
 
     shared: tuple[SharedKey, ...]
-    """The keys of the code and the agent that the job may share with others."""
+    """The keys of the code and the agent that the job may share with other jobs."""
 
 
 # --- journal ------------------------------------------------------------------------------------
 
 
 class Seat(NamedTuple):
-    """The place of a node: the machine that claims it is this node permanently, and has its name."""
+    """The identity of a node: the machine that claims a seat is this node permanently, and has its name."""
 
     launch: Ordinal
     rank: Rank
@@ -206,7 +207,7 @@ class Seat(NamedTuple):
 
 
 class Intent(_Written, frozen=True, kw_only=True, tag="intent"):
-    """From now on, anyone may create launch ``launch`` of ``num_nodes`` seats, with exactly this request."""
+    """Permits anyone to create launch ``launch`` of ``num_nodes`` seats, with exactly this request."""
 
     launch: Ordinal
     offer: Offer
@@ -214,16 +215,17 @@ class Intent(_Written, frozen=True, kw_only=True, tag="intent"):
     request: LaunchRequest
     num_nodes: NodeCount
     stands_in_for: tuple[Seat | None, ...] = ()
-    """By rank, the node whose place in the training this one takes once it is ready; it is empty if there is
-    none."""
+    """By rank, the node that the new node replaces in the training once it is ready; empty if it replaces
+    none.
+    """
     why: str
     """The reason for the launch: ``first``, ``reclaimed``, ``notice``, ``growth``, ``moved``, ..."""
     detail: str = ""
-    """The calculation behind it, for people."""
+    """The calculation behind the reason, for people to read."""
 
     @property
     def principals(self) -> dict[Seat, Seat]:
-        """The nodes to be replaced, by stand-in."""
+        """The nodes to be replaced, each by its stand-in's seat."""
         named = enumerate(self.stands_in_for)
         return {Seat(self.launch, rank): seat for rank, seat in named if seat is not None}
 
@@ -234,7 +236,7 @@ class Finished(_Written, frozen=True, kw_only=True, tag="finished"):
     outcome: JobOutcome
     detail: str
     exit_code: ExitStatus
-    """0, the exit code of the training script if it failed, or 1."""
+    """The exit code of the training script if it failed; otherwise 0 or 1."""
 
 
 class Suspended(_Written, frozen=True, kw_only=True, tag="suspended"):
@@ -252,7 +254,7 @@ class Resumed(_Written, frozen=True, kw_only=True, tag="resumed"):
 
 
 class Moved(_Written, frozen=True, kw_only=True, tag="moved"):
-    """The ended job may only be resumed in another store; copies elsewhere may not."""
+    """From now on, the ended job may only be resumed in the store ``to``; its other copies may not."""
 
     to: str
     """The canonical URL of that store."""
@@ -274,7 +276,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that a restore skipped because it did not verify."""
+    """A checkpoint that a restore skipped because verification failed."""
 
     checkpoint: CheckpointId
     reason: str
@@ -285,17 +287,18 @@ class Generation(_Written, frozen=True, kw_only=True, tag="generation"):
 
     number: Ordinal
     members: tuple[Member, ...]
-    """In rank order: index i is the node rank i."""
+    """The members in rank order: index i is the node rank i."""
     endpoint: str
-    """``address:port`` of the rendezvous."""
+    """The rendezvous endpoint as ``address:port``."""
     restore_from: CheckpointId | None
-    """The checkpoint that was restored; None if the training starts at step 0."""
+    """The checkpoint that was restored, or None if the training starts at step 0."""
     skipped: tuple[Skipped, ...] = ()
     why: str
-    """``first``, ``relaunched`` (all members are gone), ``regrouped`` (without a node), ``joined`` (others
-    joined), ``handed-over`` (others replaced nodes that leave), ``drained``, ``trainer-failed``,
-    ``trainer-stuck``, ``not-connected`` (the ranks could not connect), ``not-restored`` (its checkpoint does
-    not verify), ``agent-restarted``."""
+    """The reason: ``first``, ``relaunched`` (all members are gone), ``regrouped`` (a node is gone),
+    ``joined`` (nodes joined), ``handed-over`` (nodes replaced nodes that leave), ``drained``,
+    ``trainer-failed``, ``trainer-stuck``, ``not-connected`` (the ranks could not connect), ``not-restored``
+    (the checkpoint did not verify), ``agent-restarted``.
+    """
 
     @property
     def seats(self) -> tuple[Seat, ...]:
@@ -308,28 +311,29 @@ class Generation(_Written, frozen=True, kw_only=True, tag="generation"):
 
 
 class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
-    """From now on the checkpoint counts; its manifest exists and lists all its parts."""
+    """Makes the checkpoint count from now on; its manifest exists and lists all its parts."""
 
     generation: OrdinalOrZero
     """The newest generation, or 0 in a job that was forked."""
     step: Tally
-    """Greater than the step at which the generation began, and than those of its earlier commits."""
+    """The step, which is greater than the generation's first step and the steps of its earlier commits."""
     round: OrdinalOrZero = 0
     """The round of the committed save; see ``Manifest``."""
     kind: CheckpointKind
     size: Tally
     """Bytes."""
     sealed_at: datetime
-    """When the training had handed over the first part; later work is repeated after a restart."""
+    """The time at which the training had handed over the first part; a restart repeats any later work."""
     shared: Tally = 0
-    """The bytes that earlier checkpoints hold already and that were not sent again."""
+    """The number of bytes that earlier checkpoints already hold, so that they were not sent again."""
     evidence: str | None = None
-    """Why a script's own checkpoint was known to be complete; see ``Part``."""
+    """The evidence that a script's own checkpoint was complete; see ``Part``."""
     rescue: Rescue | None = None
     """The rescue, if survivors made the save."""
     is_last: bool = False
-    """``session``: whether the training ended with it, at a drain or the end of the loop, so that no work of
-    its generation is lost."""
+    """``session``: whether the training ended with this checkpoint, at a drain or the end of the loop, so
+    that no work of its generation is lost.
+    """
 
     @property
     def id(self) -> CheckpointId:
@@ -338,12 +342,12 @@ class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
 
     @property
     def save(self) -> SaveId:
-        """The save that is committed."""
+        """The save that this record commits."""
         return SaveId(self.generation, self.step, self.round)
 
 
 class Repriced(_Written, frozen=True, kw_only=True, tag="repriced"):
-    """The price of a launch's nodes changes from now on, because the market's price has changed."""
+    """Changes the price of a launch's nodes from now on, because the market's price has changed."""
 
     launch: Ordinal
     price_per_hour: Price
@@ -351,18 +355,18 @@ class Repriced(_Written, frozen=True, kw_only=True, tag="repriced"):
 
 
 class Kept(_Written, frozen=True, kw_only=True, tag="kept"):
-    """The job has failed for good, and the machine of this node stays for inspection: ``limits.keep_failed``.
+    """The job has failed for good, and this node's machine is kept for inspection (``limits.keep_failed``).
 
-    No launch and no generation follows, only what was uploaded before, and the end of the job.
+    No launch and no generation follows: only commits of earlier uploads, and the end of the job.
     """
 
     launch: Ordinal
     rank: Rank
     instance_id: InstanceId
     until: datetime
-    """It ends by then, whatever becomes of its agent and of drivers."""
+    """The time by which the machine ends, even if its agent and all drivers fail."""
     detail: str
-    """Why the job has failed."""
+    """The reason for which the job has failed."""
     exit_code: ExitStatus
 
     @property
@@ -377,7 +381,7 @@ JournalRecord = Intent | Generation | Commit | Repriced | Kept | Turn
 
 
 class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """``jobs/<id>/journal-copies/<last>-<first>``: a run of the journal's records; may be absent."""
+    """``jobs/<id>/journal-copies/<last>-<first>``: a run of the journal's records; possibly absent."""
 
     first_writer: str
     """The nonce of the journal's first record, which distinguishes journals of jobs with the same id."""
@@ -389,20 +393,22 @@ class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slot(_Written, frozen=True, kw_only=True):
-    """``launches/k/nodes/<rank>``: a seat, claimed by a node or void. The first writer wins permanently."""
+    """``launches/k/nodes/<rank>``: a seat, claimed by a node or void. The first writer wins for good."""
 
     instance_id: InstanceId | None
-    """The machine, or None if the seat is void and no machine may ever take it."""
+    """The machine, or None if the seat is void, so that no machine may ever take it."""
     address: str | None = None
     detail: str = ""
     machines: tuple[str, ...] = ()
-    """For a void seat, the machines that were launched for it and whose end is not proven yet."""
+    """For a void seat, the machines that were launched for it and have not provably ended yet."""
     cause: str = ""
-    """For a void seat, why its machine could not run the agent, from its console; it is empty if unknown."""
+    """For a void seat, the reason why its machine could not run the agent, from the console; empty if
+    unknown.
+    """
 
     @property
     def owed(self) -> tuple[str, ...]:
-        """The machines whose end has to be proven."""
+        """The machines whose end has yet to be proven."""
         return self.machines if self.instance_id is None else (self.instance_id,)
 
 
@@ -414,24 +420,28 @@ class Certificate(_Written, frozen=True, kw_only=True):
 
     launch: Ordinal
     rank: Rank | None
-    """The seat that it claimed or was made for; None if unknown."""
+    """The seat that the machine claimed or was launched for; None if unknown."""
     instance_id: InstanceId
     started_at: datetime
     ended_at: datetime
     end_reason: EndReason
     detail: str = ""
-    """Why it ended, in the provider's words, and the last line of its console; it is empty if unknown."""
+    """The reason for the end in the provider's words, and the last line of the machine's console; empty if
+    unknown.
+    """
 
 
 class Phase(Dated, frozen=True, kw_only=True):
     """A change in a node's activity."""
 
     state: NodeState | Literal["training"]
-    """``training``: the script's loop over the steps has begun."""
+    """``training`` means that the script's loop over the steps has begun."""
     generation: OrdinalOrZero
     """The newest generation of the node; 0 before the first."""
     reached_step: Tally | None = None
-    """Set with ``uploading``, which follows the end of a generation's training; see ``Exit.reached_step``."""
+    """The step that the training reached; set only for ``uploading``, which follows the end of a generation's
+    training; see ``Exit.reached_step``.
+    """
     at: datetime
 
 
@@ -440,12 +450,12 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: OrdinalOrZero
     why: FailureKind
-    """Why the next generation starts, unless a node was lost."""
+    """The reason for the next generation, unless a node was lost."""
     exit_code: ExitStatus
     fingerprint: str | None = None
-    """A text that failures of the same kind share; None if the cause may lie outside the script."""
+    """A string that failures of the same kind share; None if the cause may be outside the script."""
     unreachable: tuple[Seat, ...] | None = None
-    """The members whose machines did not answer this one; None if it has not asked yet."""
+    """The members whose machines did not answer this node; None if this node has not asked yet."""
 
 
 class HeldState(msgspec.Struct, frozen=True, kw_only=True):
@@ -455,56 +465,57 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
     boundary: Tally
     """The number of the boundary within the generation."""
     before: Tally
-    """The boundary before the newest step of its optimizer; other ranks may still hold that one."""
+    """The boundary before the newest step of the rank's optimizer, which other ranks may still hold."""
     step: Tally
     digest: str
-    """A digest of samples of the weights: ranks with the same state have the same digest."""
+    """A digest of samples of the weights, the same for ranks with the same state."""
     draws: bool
     """Whether the steps draw random numbers, so that each rank has generators of its own."""
     differs: bool
-    """Whether ranks may differ in buffers of the model, of which rank 0's count."""
+    """Whether ranks may differ in the model's buffers, of which only rank 0's count."""
     holders: tuple[tuple[Rank, ...], ...] = ()
     """For each part of a sharded state, the ranks that hold it."""
     needs_all: bool = False
-    """Whether each rank's place in the data is known only to itself."""
+    """Whether no other rank can derive this rank's position in the data."""
     keeps: tuple[Rank, ...] = ()
     """The other ranks whose private state at that boundary this rank also has."""
 
 
 class RankLikeness(msgspec.Struct, frozen=True, kw_only=True):
-    """How similar a rank is to the others; also kept for a lost rank, which can no longer be asked."""
+    """The similarity of a rank to the others; also kept for a lost rank, which can no longer be asked."""
 
     rank: Rank
     draws: bool | None
-    """Whether its steps draw random numbers; None if unknown yet."""
+    """Whether the rank's steps draw random numbers; None if unknown so far."""
     digests: Annotated[tuple[tuple[Tally, KeyWord], ...], msgspec.Meta(max_length=4)]
-    """The newest boundaries with digests of samples of the weights, which are equal where the states are."""
+    """The newest boundaries with digests of samples of the weights; equal states have equal digests."""
 
 
 class Survivors(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that a node's ranks hold after others were lost or have failed."""
+    """The state that a node's ranks still hold after other ranks were lost or have failed."""
 
     generation: OrdinalOrZero
     attempt: Ordinal
-    """The rescue attempt for which this was asked."""
+    """The rescue attempt for which the ranks were asked."""
     held: tuple[HeldState, ...]
-    """The states; it is empty if none is useful."""
+    """The states that the ranks hold; empty if none is useful."""
     given_up: Tally = 0
-    """The newest attempt in which a rank here could not save; 0 if there is none."""
+    """The newest attempt in which a local rank could not save; 0 if none failed."""
 
 
 class RescueOrder(_Written, frozen=True, kw_only=True):
-    """``rescues/<generation>-<attempt>``: the ranks that save their state, and the place; create-only."""
+    """``rescues/<generation>-<attempt>``: the ranks that save their state, and the boundary; create-only."""
 
     generation: Ordinal
     attempt: Ordinal
     boundary: Tally
     step: Tally
     ranks: tuple[Rank, ...]
-    """The ranks that save, in ascending order; the others count as lost."""
+    """The ranks that save, in ascending order; all other ranks count as lost."""
     keepers: tuple[tuple[Rank, Rank], ...] = ()
-    """Lost ranks whose private state is saved anyway, in ascending order, each with the rank that saves
-    it."""
+    """The lost ranks whose private state is saved anyway, in ascending order, each with the rank that saves
+    it.
+    """
     cause: Literal["lost", "failed"]
     is_exact: bool
     """See ``Rescue``."""
@@ -516,7 +527,7 @@ class RescueOrder(_Written, frozen=True, kw_only=True):
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of the present staging, restore or upload of a node, in bytes."""
+    """The progress of a node's present staging, restore or upload, in bytes."""
 
     what: TransferKind
     done: Tally
@@ -531,7 +542,7 @@ class StagedInput(msgspec.Struct, frozen=True, kw_only=True):
     size: Tally
     """Bytes."""
     fetched: Tally
-    """The bytes that had to be fetched; the others were already on the machine."""
+    """The number of bytes that had to be fetched; the rest were already on the machine."""
     seconds: Seconds
     """The duration, including all waits."""
 
@@ -543,8 +554,8 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 class Utilization(Dated, frozen=True, kw_only=True, omit_defaults=True):
     """A machine's average utilization over a period; fields are None if its agent cannot measure them.
 
-    The whole machine counts, including other programs on it. The agent also adds these records to the log,
-    under the source ``utilization``.
+    The figures cover the whole machine, including other programs. The agent also adds these records to the
+    log, under the source ``utilization``.
     """
 
     at: datetime
@@ -553,7 +564,7 @@ class Utilization(Dated, frozen=True, kw_only=True, omit_defaults=True):
     """The length of the period."""
     step: Tally
     cpu: Share | None = None
-    """The share of the time of all cores that was not idle."""
+    """The share of the period, over all cores, that was not idle."""
     memory: Share | None = None
     """The share of the memory that was not available, at the end of the period."""
     gpus: tuple[Share, ...] = ()
@@ -561,18 +572,18 @@ class Utilization(Dated, frozen=True, kw_only=True, omit_defaults=True):
     gpu_memory: tuple[Share, ...] = ()
     """For each GPU, the share of its memory in use, at the end of the period."""
     disk_read: Rate | None = None
-    """Bytes per second from all disks."""
+    """The bytes per second read from all disks."""
     disk_written: Rate | None = None
     received: Rate | None = None
-    """Bytes per second through all network interfaces except loopback."""
+    """The bytes per second received through all network interfaces except loopback."""
     sent: Rate | None = None
     network: Share | None = None
     """The used share of the speed of the busiest interface, in its busier direction; None if the interface
     does not report its speed."""
     step_seconds: Seconds | None = None
-    """The time between two steps; None if there was none."""
+    """The time between two steps; None if the period had none."""
     data_wait: Share | None = None
-    """The share of the time during which the rank with the longest wait waited for batches."""
+    """The share of the period in which the rank with the longest wait waited for batches."""
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
@@ -585,7 +596,7 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The same as a phrase."""
+        """The duration and the cause as a phrase."""
         minutes = self.seconds / 60
         spent = f"{self.seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min"
         return f"idle for {spent if minutes < 120 else f'{minutes / 60:.1f} h'} ({self.cause})"
@@ -595,34 +606,36 @@ class LogStanding(msgspec.Struct, frozen=True, kw_only=True):
     """How much of its log a node has delivered."""
 
     num_lines: Tally
-    """The number of lines that it has numbered; those missing in the sink are on their way."""
+    """The number of lines that the node has numbered; lines missing in the sink are on their way."""
     waiting_bytes: Tally
-    """The bytes in its log files after these lines."""
+    """The number of bytes in the node's log files after these lines."""
     error: str = ""
-    """Why the sink has not accepted the last lines; it is empty if it has."""
+    """Why the sink has not accepted the last lines; empty if it has accepted them."""
 
 
 class SaveCost(msgspec.Struct, frozen=True, kw_only=True):
-    """How a session's newest interval save was copied, and the cost of such saves to the training."""
+    """How a session's newest interval save was copied, and how much such saves cost the training."""
 
     way: str
-    """``boundary``: between two steps. ``overlapped``: large tensors next to the step that follows."""
+    """``boundary``: between two steps. ``overlapped``: large tensors concurrently with the next step."""
     copy_seconds: Seconds
-    """How long the copying took."""
+    """The duration of the copying."""
     lost_seconds: Seconds | None = None
-    """The time that a save adds until the next boundary, over the newest such saves; None if unknown."""
+    """The time that a save adds until the next boundary, measured over the newest such saves; None if
+    unknown.
+    """
 
 
 class Heartbeat(Dated, frozen=True, kw_only=True):
-    """A node's report about itself, every few seconds; overwritten."""
+    """A node's report about itself, put every few seconds; overwritten."""
 
     counter: Tally
     instance_id: InstanceId
     address: str
     port: Port
-    """A port for the rendezvous of the next generation, free at the time of writing."""
+    """A port for the rendezvous of the next generation, free at the time of the report."""
     state: NodeState
-    """``ready``: the node waits for the others."""
+    """The node's state; ``ready`` means that the node waits for the others."""
     generation: OrdinalOrZero
     """The node's newest generation; 0 before the first."""
     restored_step: Tally
@@ -630,15 +643,16 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """The newest step that any local rank has begun, or the restored step."""
     steps_total: Tally | None
     has_session: bool = True
-    """Whether the script has opened a session in this generation; without one, steps are not counted."""
+    """Whether the script has opened a session in this generation; without a session, steps are not counted.
+    """
     metrics: Metrics
     committed: CheckpointId | None
     stall_seconds: Seconds | None
-    """How long the last save stopped the training."""
+    """The time for which the last save stopped the training."""
     save_cost: SaveCost | None = None
-    """None if no session here has made an interval save, or an earlier version has saved."""
+    """The cost of saves; None if no session here has made an interval save, or an earlier version did."""
     upload_seconds: Seconds | None
-    """How long the upload and the commit of that save took."""
+    """The duration of that save's upload and commit."""
     notice_seconds: Seconds | None = None
     """The length of the provider's notices; None if this agent does not know it."""
     at_risk: bool = False
@@ -648,26 +662,26 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     moved_bytes: Tally = 0
     """The bytes that all agents of the machine have moved to and from the job's bucket."""
     staged: tuple[StagedInput, ...] = ()
-    """The inputs of the job that are on its disk."""
+    """The job's inputs that are on the node's disk."""
     log: LogStanding | None = None
-    """None if this agent does not know it."""
+    """The state of the log, or None if this agent does not know it."""
     idle: Idle | None = None
-    """None if the node is not idle, or if its job sets no limit."""
+    """The idleness, or None if the node is not idle or if its job sets no limit."""
     utilization: Utilization | None = None
-    """The utilization of the newest half minute of the training; None if not measured yet."""
+    """The utilization in the newest half minute of the training; None if not measured yet."""
     warnings: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
-    """The node's activities since its agent started, oldest first; if there are very many, only the
-    newest."""
+    """The node's activities since its agent started, oldest first; if they are very many, only the newest."""
     failed: Failed | None = None
-    """The newest failure; it makes the other nodes end that generation, too."""
+    """The newest failure, which makes the other nodes end that generation, too."""
     survivors: Survivors | None = None
-    """The state that the local ranks hold after others were lost, once they were asked."""
+    """The state that the local ranks hold after others were lost, once the local ranks were asked."""
     likeness: tuple[RankLikeness, ...] = ()
-    """The local ranks that have reported it."""
+    """The likeness of the local ranks that have reported it."""
     agent: str = ""
-    """A nonce of the agent's process, which requests to run commands must name. It is empty if it runs
-    none."""
+    """A nonce of the agent's process, which requests to run commands must name. The nonce is empty if the
+    agent runs no commands.
+    """
     at: datetime
 
 
@@ -688,7 +702,7 @@ HEARTBEAT_DIAGNOSTICS: Mapping[str, Any] = {
 
 
 class InputVersion(_Written, frozen=True, kw_only=True):
-    """``jobs/<id>/inputs/<name>``: the input's version on the first node, which the others compare."""
+    """``jobs/<id>/inputs/<name>``: the input's version on the first node, which other nodes compare."""
 
     version: Sha256
     """A hash of the names, sizes and versions of all files."""
@@ -703,11 +717,11 @@ class Notice(_Written, frozen=True, kw_only=True):
     launch: Ordinal
     rank: Rank
     deadline: datetime
-    """The earlier of the stated time and the time of its arrival plus ``notice_seconds``."""
+    """The earlier of the deadline that the notice states and its arrival plus ``notice_seconds``."""
     action: str
     source: str
     step: Tally
-    """The newest step begun by then."""
+    """The newest step begun before the notice."""
 
 
 class RemoteCall(_Written, frozen=True, kw_only=True):
@@ -717,13 +731,13 @@ class RemoteCall(_Written, frozen=True, kw_only=True):
     rank: Rank
     instance_id: InstanceId
     agent: str
-    """The agent in the node's heartbeat; no other agent answers."""
+    """The agent's nonce from the node's heartbeat; no other agent answers."""
     user: str
     """The name that the caller states."""
     words: tuple[str, ...]
     """The program and its arguments."""
     rows: Tally = 0
-    """The size of its terminal; 0 if it gets none."""
+    """The number of rows of the caller's terminal; 0 if the command gets no terminal."""
     columns: Tally = 0
 
 
@@ -731,7 +745,7 @@ class RemoteAnswer(_Written, frozen=True, kw_only=True):
     """``remote/<launch>/<rank>/<nonce>/answer``: the node's answer to a call."""
 
     refused: str = ""
-    """Why it does not run the command; it is empty if it does."""
+    """Why the node does not run the command; empty if the node runs it."""
 
 
 class RemoteCommand(_Written, frozen=True, kw_only=True):
@@ -744,22 +758,22 @@ class RemoteCommand(_Written, frozen=True, kw_only=True):
     words: tuple[str, ...]
     has_terminal: bool
     agent: str = ""
-    """The agent that runs it: it ends with that."""
+    """The agent that runs the command, which ends with the agent."""
     ended: datetime | None = None
     status: ExitStatus | None = None
     """The exit status, as in a shell; None if the command was interrupted."""
     why: str = ""
-    """Why it was interrupted."""
+    """The reason for the interruption."""
 
 
 class Final(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a finished training: the step, the hash of the weights and the last metrics."""
 
     step: Tally | None
-    """None if the script had no session, so that steps were not counted."""
+    """The step, or None if the script had no session, so that steps were not counted."""
     weights_sha256: str | None
     are_weights_sharded: bool = False
-    """Whether there is no hash because no rank held all the weights."""
+    """Whether the hash is missing because no rank held all the weights."""
     metrics: Metrics
     left_early: bool = False
     """Whether the script left its loop before the end."""
@@ -768,33 +782,35 @@ class Final(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exit(_Written, frozen=True, kw_only=True):
-    """``nodes/<launch>/<rank>/exit.json``: the node's last record; it no longer runs user code."""
+    """``nodes/<launch>/<rank>/exit.json``: the node's last record, after which it runs no user code."""
 
     launch: Ordinal
     rank: Rank
     instance_id: InstanceId
     outcome: NodeOutcome
-    """``drained``: after a notice. ``left``: it waited in vain for enough other nodes. ``superseded``: the
-    job continues without this node."""
+    """``drained``: after a notice. ``left``: the node waited in vain for enough other nodes. ``superseded``:
+    the job continues without this node.
+    """
     detail: str
     exit_code: ExitStatus
     """The exit code of the training script if the outcome is ``failed``, otherwise 0."""
     permanent: bool = False
     """Whether another machine would fail in the same way, so that the job ends."""
     waits_until: datetime | None = None
-    """``failed``: until then the node waits for a driver to decide that the job has failed and that this
-    machine is kept (``Kept``). It is set only if the job has ``limits.keep_failed``."""
+    """``failed``: until this time, the node waits for a driver to decide that the job has failed and that
+    this machine is kept (``Kept``). The time is set only if the job has ``limits.keep_failed``.
+    """
     is_cut_off: bool = False
-    """Whether the network to other members, which are alive, is interrupted."""
+    """Whether the network is interrupted to other members, which are alive."""
     fingerprint: str | None = None
-    """``failed``: a text that failures of the same kind share; set if the node ended before a second try."""
+    """``failed``: a string shared by failures of the same kind; set if the node ended before a second try."""
     log_tail: tuple[str, ...] = ()
     generation: OrdinalOrZero
     restored_step: Tally
     step: Tally
     """The newest step begun; for a drained node, the step of its commit."""
     reached_step: Tally
-    """The step after the newest one that the node has begun in the generation, or the restored one."""
+    """The step after the newest one that the node has begun in the generation, or the restored step."""
     has_session: bool = True
     """Whether the script had a session in that generation."""
     committed: CheckpointId | None
@@ -805,7 +821,7 @@ class Exit(_Written, frozen=True, kw_only=True):
 
 
 class ChunkHome(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a chunk that was sent with an earlier save of the job."""
+    """The location of a chunk that was sent with an earlier save of the job."""
 
     generation: OrdinalOrZero
     step: Tally
@@ -815,7 +831,7 @@ class ChunkHome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def save(self) -> SaveId:
-        """The save that sent it."""
+        """The save with which the chunk was sent."""
         return SaveId(self.generation, self.step, self.round)
 
 
@@ -824,34 +840,35 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     size: Tally
     xxh3_128: str
-    """The checksum in hex."""
+    """The checksum of the uncompressed bytes, in hex."""
     home: ChunkHome | None = None
-    """Its place if an earlier save sent the same bytes; None if it was sent with its part."""
+    """The location if an earlier save sent the same bytes; None if the chunk was sent with this part."""
     stored: Tally | None = None
-    """The number of bytes sent if it is stored compressed (``compression``); None if it is stored
-    uncompressed. ``size`` and the checksum always refer to the uncompressed bytes."""
+    """The number of bytes sent if the chunk is stored compressed (``compression``), otherwise None. ``size``
+    and the checksum always refer to the uncompressed bytes.
+    """
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A file of a directory checkpoint; the part holds the files' bytes in list order, the oldest first."""
+    """A file of a directory checkpoint, whose part holds the files' bytes in list order, the oldest first."""
 
     path: str
-    """The path, relative and ``/``-separated."""
+    """The path, relative and separated by ``/``."""
     size: Tally
     mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)]
     raw_path: bytes | None = None
-    """The path, in base64, if it is not UTF-8; ``path`` is then only for display."""
+    """The path, in base64, if it is not valid UTF-8; ``path`` is then only for display."""
     is_link: bool = False
-    """Whether it is a symbolic link; its bytes are then the target."""
+    """Whether the file is a symbolic link, so that its bytes are the target."""
 
     @property
     def name(self) -> str:
-        """The path in the form that the system's functions accept."""
+        """The path in the form that the operating system's functions accept."""
         return self.path if self.raw_path is None else os.fsdecode(self.raw_path)
 
 
 def file_of(name: str, size: int, *, mode: int, is_link: bool = False) -> File:
-    """Return the record of a file, whose name may be any that the system allows."""
+    """Return the record of a file, whose name may be any that the operating system allows."""
     shown = printable(name)
     raw = None if shown == name else os.fsencode(name)
     return File(path=shown, size=size, mode=mode, raw_path=raw, is_link=is_link)
@@ -867,30 +884,33 @@ class Part(Dated, frozen=True, kw_only=True, dict=True):
     num_parts: NodeCount
     """The number of parts of the whole checkpoint."""
     relieved: tuple[Rank, ...] = ()
-    """Ranks without a part, because their machines were about to go; the other parts hold their private
-    state."""
+    """Ranks without a part, because their machines were about to be reclaimed; the other parts hold their
+    private state.
+    """
     kind: CheckpointKind
     size: Tally
-    """The bytes of all chunks together."""
+    """The total bytes of all chunks."""
     chunks: tuple[Chunk, ...]
     seal: str | None = None
-    """``session``: the trainer's seal exactly as written, with the table of items and the JSON state. It is a
-    text because Python's json writes infinity, which strict JSON does not allow."""
+    """``session``: the trainer's seal exactly as written, with the table of items and the JSON state. The
+    seal is kept as a string, because Python's json writes infinity, which strict JSON does not allow.
+    """
     files: tuple[File, ...] = ()
     directory: str | None = None
     """``directory``: the base of the paths in ``files``: the working directory (``.``), or the checkpoint
     directory below it to which this part belongs."""
     evidence: str | None = None
-    """``directory``: why the checkpoint was known to be complete; None if the writer's version does not state
-    it."""
+    """``directory``: the evidence that the checkpoint was complete; None if the writer's version does not
+    state it.
+    """
     rescue: Rescue | None = None
-    """``session``: the rescue in the seal."""
+    """``session``: the rescue as stated in the seal."""
     sealed_at: datetime
     writer: str
 
     @property
     def save(self) -> SaveId:
-        """The save to which it belongs."""
+        """The save to which the part belongs."""
         return SaveId(self.generation, self.step, self.round)
 
     @property
@@ -901,21 +921,21 @@ class Part(Dated, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def parsed_seal(self) -> Seal:
-        """The parsed seal; its text is parsed only once.
+        """The parsed seal; the text is parsed only once.
 
         Raises:
-            CorruptData: there is none, or it is malformed.
+            CorruptData: the part has no seal, or the seal is malformed.
         """
         return parse_seal(self.seal or "", f"the seal of part {self.rank}")
 
 
 class Manifest(_Written, frozen=True, kw_only=True):
-    """``manifests/<generation>-<step>``: all parts of a checkpoint. The journal's commit makes it count."""
+    """``manifests/<generation>-<step>``: all parts of a checkpoint, which counts once it is committed."""
 
     generation: OrdinalOrZero
     step: Tally
     round: OrdinalOrZero
-    """The round of the save that was complete first; a step is committed only once in a generation."""
+    """The round of the save that was complete first; a generation commits a step only once."""
     kind: CheckpointKind
     size: Tally
     parts: tuple[Part, ...]
@@ -928,23 +948,23 @@ class Manifest(_Written, frozen=True, kw_only=True):
 
     @property
     def save(self) -> SaveId:
-        """The save whose parts it lists."""
+        """The save whose parts the manifest lists."""
         return SaveId(self.generation, self.step, self.round)
 
     @property
     def shared(self) -> int:
-        """The bytes that were not sent with it, because earlier checkpoints hold them."""
+        """The number of bytes that were not sent with this save, because earlier checkpoints hold them."""
         return sum(chunk.size for part in self.parts for chunk in part.chunks if chunk.home is not None)
 
     @property
     def sent(self) -> int:
-        """The bytes that were sent with it: all that are not shared, in compressed form."""
+        """The number of bytes that were sent with this save: all that are not shared, as compressed."""
         chunks = [chunk for part in self.parts for chunk in part.chunks if chunk.home is None]
         return sum(chunk.size if chunk.stored is None else chunk.stored for chunk in chunks)
 
 
 class Damage(_Written, frozen=True, kw_only=True):
-    """``manifests/<generation>-<step>.damaged``: a node found that a chunk does not verify."""
+    """``manifests/<generation>-<step>.damaged``: a node found that a chunk fails verification."""
 
     reason: str
 
@@ -962,7 +982,7 @@ class Outlay(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
     currency: str
     purposes: dict[str, tuple[Seconds, Amount, Amount]]
-    """By the ledger's purpose: the machines' seconds, the cost, and the cost of the same on demand."""
+    """By the ledger's purpose: the machines' seconds, their cost, and their cost at on-demand prices."""
 
 
 class Summary(Dated, frozen=True, kw_only=True):
@@ -986,39 +1006,39 @@ class Summary(Dated, frozen=True, kw_only=True):
     num_nodes: OrdinalOrZero = 0
     """The number of nodes in the newest generation; 0 before the first."""
     max_nodes: OrdinalOrZero = 0
-    """The most nodes that the job may have."""
+    """The maximum number of nodes of the job."""
     idle: str = ""
-    """The nodes that do not use their resources; it is empty if none is known."""
+    """The nodes that do not use their resources; empty if none is known."""
     kept: Seat | None = None
-    """The node whose machine is kept for inspection after the job's failure, if one is."""
+    """The node whose machine is kept for inspection after the job's failure, if any."""
     kept_until: datetime | None = None
     name: str | None = None
     """The name in the job file."""
     code_sha256: Sha256 | None = None
     started_at: datetime | None = None
-    """When the first machine was requested."""
+    """The time at which the first machine was requested."""
     finished_at: datetime | None = None
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     """The labels in the job file."""
     outlays: tuple[Outlay, ...] | None = None
-    """For a job that has ended, its costs for ``cost``; None if they were not added up."""
+    """For a job that has ended, its costs for ``cost``; None if the costs were not added up."""
     driven_by: str = ""
-    """The last driver of the job, such as ``run on laptop``; it is empty if unknown."""
+    """The last driver of the job, such as ``run on laptop``; empty if unknown."""
     driven_at: datetime | None = None
-    """The time of its last pass, by its own clock."""
+    """The time of the driver's last pass, by its own clock."""
     undone: str = ""
-    """The tasks that it was asked for and does not do, with reasons; empty if none is known."""
+    """The tasks that were requested and that the driver does not do, with reasons; empty if none is known."""
 
 
 class StandingDriver(Dated, frozen=True, kw_only=True):
-    """``drivers/<name>``: a driver that regularly drives the store's jobs; overwritten about once a pass."""
+    """``drivers/<name>``: a driver that regularly serves the store's jobs; overwritten about once a pass."""
 
     who: str
     """The driver's name, such as ``reconcile on host``."""
     every: Seconds | None
-    """The time between two of its passes; None after its first pass."""
+    """The time between two passes of the driver; None after its first pass."""
     providers: tuple[str, ...]
-    """The providers whose plugins it has."""
+    """The providers whose plugins the driver has."""
     at: datetime
 
 
@@ -1043,7 +1063,7 @@ class MarketSeen(Dated, frozen=True, kw_only=True):
     """``market/<provider>/<time>-<nonce>``: the observations of the spot market by a job that has ended."""
 
     pools: Annotated[dict[str, PoolSeen], msgspec.Meta(max_length=1000)]
-    """By zone and machine type: ``zone/type``."""
+    """The observations by zone and machine type, as ``zone/type``."""
     at: datetime
 
 
@@ -1064,45 +1084,47 @@ class SettledLaunches(msgspec.Struct, frozen=True, kw_only=True):
     submission: str
     """The nonce of the job's first submission."""
     launches: tuple[SettledLaunch, ...]
-    """From the first launch on, without a gap."""
+    """The launches from the first one on, without a gap."""
 
 
 class ObservedDuration(Dated, frozen=True, kw_only=True):
-    """The least time for which passes of drivers have observed the same, by the store's clock."""
+    """The shortest time for which drivers' passes have observed the same state, by the store's clock."""
 
     seconds: Seconds
     until: datetime | None
-    """The moment, by the store's clock, up to which ``seconds`` count; None stands for the time of the put of
-    the object that contains this, which its writer could not know."""
+    """The moment, by the store's clock, up to which ``seconds`` count; None stands for the time of this
+    object's own put, which the writer could not know.
+    """
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that may be silent or gone."""
+    """A node that may be silent, or whose machine may no longer exist."""
 
     seat: Seat
     instance_id: InstanceId
     counter: Tally
-    """The counter of its newest heartbeat; 0 if it has none."""
+    """The counter of the node's newest heartbeat; 0 if it has none."""
     silent: ObservedDuration | None
-    """How long the counter has not changed."""
+    """The time for which the counter has not changed."""
     absent: ObservedDuration | None
-    """How long listings have not shown the machine."""
+    """The time for which listings have not shown the machine."""
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """An event after which nodes have limited time to leave; it is never revoked."""
+    """An event after which nodes have limited time to leave, and which is never revoked."""
 
     what: Literal["over", "excluded", "stop", "finished"]
     """``over``: the node has written its exit record, or has provably ended. ``excluded``: the training
-    continues without it. ``stop``: the job was asked to stop. ``finished``: the job is over."""
+    continues without the node. ``stop``: the job was asked to stop. ``finished``: the job is over.
+    """
     seat: Seat | None = None
-    """The node; None for the whole job."""
+    """The node, or None if the event concerns the whole job."""
     resumption: OrdinalOrZero = 0
     """The resumption that was asked to stop, or that ended."""
 
 
 class KnownEnding(msgspec.Struct, frozen=True, kw_only=True):
-    """How long drivers have known of an ending."""
+    """The time for which drivers have known of an ending."""
 
     ending: Ending
     known: ObservedDuration
@@ -1116,4 +1138,4 @@ class Suspicions(Dated, frozen=True, kw_only=True):
     """The endings that machines have outlived so far."""
     at: datetime
     writer: str
-    """A nonce that distinguishes this write from others."""
+    """A nonce that distinguishes this write from other writes."""

@@ -11,7 +11,7 @@ METRICS = "metrics"
 """The source of the lines that ``run.log()`` writes: JSON objects with ``step``, ``time``, ``values``."""
 
 FOR_PROGRAMS = frozenset({METRICS, UTILIZATION})
-"""Sources whose lines are not for people."""
+"""The sources whose lines are not meant for people."""
 
 
 def stream_name(launch: int, rank: int) -> str:
@@ -20,7 +20,7 @@ def stream_name(launch: int, rank: int) -> str:
 
 
 def is_node_stream(stream: str) -> bool:
-    """Return whether the name is one that ``stream_name`` makes; other streams may exist."""
+    """Return whether ``stream_name`` could have made this name; other streams may exist."""
     return _NAME.fullmatch(stream) is not None
 
 

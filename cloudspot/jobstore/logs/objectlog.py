@@ -18,12 +18,13 @@ from cloudspot.jobstore.layout import codec, keys
 from cloudspot.model import LogPiece, LogRecord
 
 _WHOLE_LISTING = 1000
-"""Streams of up to this many segments are listed completely each time, in one request."""
+"""A stream of up to this many segments is listed completely each time, in one request."""
 _NUM_LATE_DATES = 2
-"""In a longer stream, new segments are looked for after the newest one, and in this number of its newest
-dates, because a clock may have gone back over midnight."""
+"""In a longer stream, new segments are looked for after the newest one, and in this number of the newest
+dates, because a clock may have gone back past midnight.
+"""
 _LEAST_LINE_BYTES = 64
-"""The least length of a line in a segment, given by the names of its fields."""
+"""The minimum length of a line in a segment, given by the names of its fields."""
 
 
 class _Segment(NamedTuple):
@@ -36,7 +37,7 @@ class _Segment(NamedTuple):
 
     @property
     def most(self) -> int:
-        """An upper bound of its lines' numbers."""
+        """An upper bound for the numbers of the segment's lines."""
         return self.first + self.size // _LEAST_LINE_BYTES
 
 
@@ -44,7 +45,7 @@ class ObjectStoreLogSink(LogSink):
     """Keeps a job's log lines under ``jobs/<id>/logs/<stream>/<date>/<first seq>``. Thread-safe.
 
     A segment never changes. If a restarted agent delivers lines again, they are recognized in the segment
-    that holds them, or written to a second one; readers drop the duplicates.
+    that holds them, or written to a second segment; readers drop the duplicates.
     """
 
     is_in_store: ClassVar[bool] = True
@@ -53,7 +54,7 @@ class ObjectStoreLogSink(LogSink):
         self._store = with_retries(store)
         self._job_id = job_id
         self._last_seq: dict[str, int] = {}
-        """The number of the last line in each segment read so far; later reads skip segments by it."""
+        """The number of the last line in each segment read so far, which lets later reads skip segments."""
         self._listed: dict[str, tuple[_Segment, ...]] = {}
         """The known segments of each stream."""
 
@@ -63,12 +64,12 @@ class ObjectStoreLogSink(LogSink):
             self._write_segment(date.isoformat(), list(run))
 
     def streams(self) -> Sequence[str]:
-        """Return the names of the job's streams, sorted; see LogSink. Each takes one request."""
+        """Return the names of the job's streams, sorted; see LogSink. Each name takes one request."""
         return list_streams(self._store, self._job_id)
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         newest = after
-        # A segment has no gaps, so if two overlap, the lines of the earlier one come first.
+        # A segment has no gaps, so if two segments overlap, the lines of the earlier segment come first.
         for segment in self._segments(stream):
             if self._last_seq.get(segment.key, after + 1) <= after:
                 continue
@@ -78,11 +79,11 @@ class ObjectStoreLogSink(LogSink):
                     yield record
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest back; see LogSink. Fetch only the segments needed."""
+        """Yield the stream's records, the newest first; see LogSink. Fetch only the segments needed."""
         left = self._segments(stream)
         held: dict[int, LogRecord] = {}
         top = -1
-        # A segment that was delivered later may begin earlier than another one and end later.
+        # A segment that was delivered later may begin before another segment and end after it.
         while further := [segment for segment in left if segment.most > top]:
             left.remove(further[-1])
             held.update((record.seq, record) for record in self._read_segment(further[-1].key))
@@ -99,7 +100,7 @@ class ObjectStoreLogSink(LogSink):
                 del held[top]
                 top -= 1
         finally:
-            # A later read that continues from here needs nothing from the older segments.
+            # A later read that continues from here needs no line of the older segments.
             for segment in left:
                 self._last_seq[segment.key] = min(top, self._last_seq.get(segment.key, top))
 
@@ -133,12 +134,12 @@ class ObjectStoreLogSink(LogSink):
             winner = create(self._store, key, data)
             if winner is None:
                 return
-            # The key is taken: write only the lines that the existing segment does not hold.
+            # The key is taken, so write only the lines that the existing segment does not hold.
             held = {record.seq for record in _parse(winner, key)}
             records = [record for record in records if record.seq not in held and record.seq != first.seq]
 
     def _segments(self, stream: str) -> list[_Segment]:
-        """Return the stream's segments, ordered by their first lines, because a clock may have gone back."""
+        """Return the stream's segments in the order of their first lines: a clock may have gone back."""
         prefix = keys.log_stream_prefix(self._job_id, stream)
         known = self._listed.get(stream, ())
         if len(known) < _WHOLE_LISTING:
@@ -153,7 +154,7 @@ class ObjectStoreLogSink(LogSink):
         return list(self._listed[stream])
 
     def _list(self, prefix: str, after: str | None) -> Iterator[_Segment]:
-        """Yield the segments whose keys start with ``prefix`` and come after ``after``."""
+        """Yield the segments whose keys start with ``prefix`` and sort after ``after``."""
         for meta in self._store.list_objects(prefix, after=after):
             match = keys.log_segment.match(meta.key)
             if match is not None:
@@ -173,14 +174,14 @@ def _parse(data: bytes, key: str) -> list[LogRecord]:
     match = keys.log_segment.match(key)
     for record in records:
         if match is None or record.stream != match[1]:
-            raise CorruptData(f"{key} holds a line of the stream {record.stream}")
+            raise CorruptData(f"{key} holds a line of another stream: {record.stream}")
     return records
 
 
 def list_streams(store: ObjectStore, job_id: str) -> Sequence[str]:
     """Return the names of the streams that have objects below the job's prefix for logs, sorted.
 
-    Each takes one request.
+    Each name takes one request.
     """
     prefix = keys.logs_prefix(job_id)
     found = (keys.log_stream_prefix.match(prefix + name) for name in first_names(store, prefix))

@@ -21,7 +21,7 @@ from cloudspot.jobstore.layout import keys
 
 NUM_THREADS = 4
 NUM_TRIES = 3
-"""How often a file is read again if the job replaces it in the meantime."""
+"""The number of times that a file is read again if the job replaces it during the read."""
 _BLOCK = 8 << 20
 
 
@@ -30,15 +30,17 @@ class Artifact:
     """A file in the bucket."""
 
     name: str
-    """The name, relative and ``/``-separated, as the job wrote it. Files of nodes other than the training's
-    first node begin with ``node-<launch>.<rank>/``. An output with the name of an artifact gets the prefix
-    ``outputs/``. Others may write keys, too, so use it as a path only if ``is_safe_name`` accepts it."""
+    """The name that the job wrote, relative and separated by ``/``. Names of files from nodes other than the
+    training's first node begin with ``node-<launch>.<rank>/``. An output that has the same name as an
+    artifact gets the prefix ``outputs/``. Other writers may put keys, too, so use the name as a path only if
+    ``is_safe_name`` accepts it.
+    """
     key: str
     size: int
     modified_at: datetime
 
     def matches(self, pattern: str) -> bool:
-        """Return whether the pattern is this file's name, a directory above it, or a glob over the name.
+        """Return whether the pattern is this file's name, a directory above it, or a glob that matches it.
 
         In a glob, ``*`` also matches ``/``.
         """
@@ -61,7 +63,7 @@ def list_artifacts(store: ObjectStore, job_id: str) -> tuple[Artifact, ...]:
 
 
 def is_present(artifact: Artifact, directory: Path) -> bool:
-    """Return whether ``download`` has written this very file already: size and time are equal."""
+    """Return whether ``download`` has already written this version of the file: size and time are equal."""
     if not is_safe_name(artifact.name):
         return False
     try:
@@ -79,14 +81,14 @@ def download(
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
 ) -> list[str | None]:
-    """Write the files below the directory; return for each either None or a short reason why it is missing.
+    """Write the files below the directory; return for each either None or a short reason for its absence.
 
-    A file appears complete, replaces an older one, and has the time of its object. No name leads out of the
-    directory, and no symlink below it is followed. If two names are the same file here, because the disk
-    ignores case, one of them is written.
+    Each file appears complete, replaces an older file, and gets the time of its object. No name leads out of
+    the directory, and no symlink below the directory is followed. If two names denote the same file here,
+    because the disk ignores case, only one of the files is written.
 
     Raises:
-        CloudspotError: the directory cannot be made.
+        CloudspotError: the directory cannot be created.
         TransientError: the store failed; complete files are kept, and the next call can fetch the rest.
     """
     store = with_retries(store)
@@ -125,7 +127,7 @@ def download(
 def _fetch(
     store: ObjectStore, artifact: Artifact, file: BinaryIO, progress: Callable[[int], None]
 ) -> Artifact:
-    """Write one whole version of the object and return that version, because the job may replace it."""
+    """Write one whole version of the object and return it; the job may replace the object meanwhile."""
     for _ in range(NUM_TRIES):
         file.truncate(0)
         for start in range(0, max(artifact.size, 1), _BLOCK):

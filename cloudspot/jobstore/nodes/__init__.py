@@ -1,1 +1,1 @@
-"""The nodes of a job: their seats, their reports, and how long they are left alone."""
+"""A job's nodes: their seats, their reports, and how long they are left alone."""

@@ -1,9 +1,9 @@
 """The size of a heartbeat encodes news, so that a listing shows which nodes are alive and which have changed.
 
-If each node read the heartbeats of all others, a pass would take N x N requests. One listing shows all of
-them, but only their sizes and the times of their puts, which some stores round to seconds. So spaces are
-added to each heartbeat until its size, modulo ``MODULUS``, encodes the number of beats and of changes.
-Drivers use the same listing.
+If each of N nodes read the heartbeats of all others, a pass would take N x N requests. A single listing shows
+all heartbeats, but only their sizes and the times of their puts, which some stores round to seconds. So
+spaces are added to each heartbeat until its size, modulo ``MODULUS``, encodes the numbers of beats and
+changes. Drivers use the same listing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 _NUM_BEATS = 16
 _NUM_CHANGES = 64
 MODULUS = _NUM_BEATS * _NUM_CHANGES
-"""The modulus in bytes; on average, half of it is added to a heartbeat."""
+"""The modulus in bytes; on average, half as many spaces are added to a heartbeat."""
 
 
 def fill_up(data: bytes, *, num_beats: int, num_changes: int) -> bytes:

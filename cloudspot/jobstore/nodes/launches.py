@@ -29,8 +29,8 @@ def claim_slot(
 ) -> Slot:
     """Claim the seat for this machine and return its owner's record.
 
-    This is a node's first act. Unless the returned record names this machine (``instance_id``), the machine
-    must end before it runs any user code. A machine that asks again gets its own claim again.
+    A claim is the first act of a node. Unless the returned record names this machine (``instance_id``), the
+    machine must end before it runs any user code. A machine that asks again gets its own claim again.
     """
     slot = Slot(
         instance_id=identity.instance_id,
@@ -47,14 +47,14 @@ def claim_seat(
     """Claim a seat of the launch for this machine; return the identity with its rank, or None if it must end.
 
     The machine first claims the seat of its own index. If another machine has that seat, the provider's
-    indices are not unique, and it claims any other open seat of the ``num_seats``: not every cloud promises
-    that the machines of one request get different indices.
+    indices are not unique, and this machine claims any other open seat of the ``num_seats``: not every cloud
+    promises that the machines of one request get different indices.
     """
     slot = claim_slot(store, job_id, launch, identity.rank, identity)
     if slot.instance_id == identity.instance_id:
         return identity
     if slot.instance_id is None:
-        return None  # a controller has given up this machine
+        return None  # a controller has given this machine up
     for rank in range(num_seats()):
         if claim_slot(store, job_id, launch, rank, identity).instance_id == identity.instance_id:
             return msgspec.structs.replace(identity, rank=rank)
@@ -72,10 +72,10 @@ def void_slot(
     cause: str = "",
     now: Callable[[], datetime] | None = None,
 ) -> Slot:
-    """Make the seat void for every machine, unless one has claimed it; return the stored record.
+    """Make the seat void for all machines, unless a machine has claimed it; return the stored record.
 
     The seat is void only if the returned record has no ``instance_id``. ``machines`` were launched for the
-    seat, and stay on the bill until their end is proven; ``cause`` comes from their console.
+    seat, and stay on the bill until they have provably ended; ``cause`` was read from their consoles.
     """
     slot = Slot(
         instance_id=None,
@@ -93,7 +93,7 @@ def read_slots(
 ) -> dict[int, Slot]:
     """Return the claimed and void seats of the launch, by rank.
 
-    ``known`` are seats that an earlier call returned; they never change and are not read again.
+    ``known`` are seats that an earlier call returned; these never change and are not read again.
     """
     store = with_retries(store)
     listed = [keys.slot.match(meta.key) for meta in store.list_objects(keys.slots_prefix(job_id, launch))]

@@ -1,4 +1,4 @@
-"""The records of nodes: their types by the form of their keys, and how to read one."""
+"""The records of nodes: their types by the form of their keys, and a function that reads one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ TYPES: dict[keys.Form, Any] = {
     keys.notice: Notice,
     keys.exit_record: Exit,
 }
-"""The records by nodes, and by controllers about them. Each belongs to a launch, and to a rank or a
-machine."""
+"""The records that nodes write, and those that controllers write about nodes. Each record belongs to a
+launch, and to a rank or a machine.
+"""
 
 
 def find_node_record(store: ObjectStore, form: keys.Form, job_id: str, launch: int, name: int | str) -> Any:
     """Return the record of a form in ``TYPES``, or None; ``name`` is the node's rank or the machine's id.
 
     Raises:
-        CorruptData: it is malformed, or names another node; the message names the key.
+        CorruptData: the record is malformed, or names another node; the message names the key.
     """
     key = form(job_id, launch, name)
     record = find_record(store, key, TYPES[form])

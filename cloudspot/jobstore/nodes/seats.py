@@ -1,8 +1,8 @@
-"""The seats that may hold a machine, and those of them that will stay: the basis of all purchases (P2); pure.
+"""The seats that may hold a machine, and those that will stay, on which all purchases are based (P2); pure.
 
-Nothing that counts here is ever revoked: a void seat stays void, and a node that is over, has a notice or was
-left out of the training stays so. So only an intent increases the number of staying seats, even if a reader
-has not seen all records, and the journal puts intents in order.
+No fact that counts here is ever revoked: a void seat stays void, and a node that is over, has a notice or was
+excluded remains so. So only an intent increases the number of staying seats, even if a reader has not seen
+all records, and the journal puts intents in order.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Seats:
     members: tuple[Seat, ...]
     """The nodes of the newest generation, in rank order, including those that are over."""
     excluded: frozenset[Seat]
-    """The nodes of earlier generations that are not in the newest one."""
+    """The nodes of earlier generations that are not in the newest generation."""
     noticed: frozenset[Seat]
     """The nodes that have a notice."""
     principals: dict[Seat, Seat]
-    """The nodes to be replaced, by stand-in."""
+    """The nodes to be replaced, each by its stand-in's seat."""
 
     @cached_property
     def leaving(self) -> frozenset[Seat]:
@@ -36,13 +36,13 @@ class Seats:
 
     @cached_property
     def named(self) -> frozenset[Seat]:
-        """The seats that have a live stand-in that is not leaving."""
+        """The seats for which a live stand-in exists that is not leaving."""
         stands = self.live - self.leaving
         return frozenset(principal for one, principal in self.principals.items() if one in stands)
 
     @cached_property
     def staying(self) -> frozenset[Seat]:
-        """The live seats that neither leave nor have a stand-in."""
+        """The live seats that are not leaving and have no stand-in."""
         return self.live - self.leaving - self.named
 
     @cached_property

@@ -1,10 +1,10 @@
-"""A copy of the records of settled launches, so that a long history is read with one request.
+"""A copy of the records of settled launches, so that one request is enough to read a long history.
 
-The records themselves are kept and remain authoritative; the copy only saves reading them. It holds
-create-only records, which never change, and the last versions of overwritten ones. So every version of it is
-correct, however old, and writers need not coordinate; a driver writes it when launches have settled. It names
-the submission to which it belongs, because a driver that was suspended while its job was removed may write it
-for the next job with that id. A copy that cannot be read or does not fit is ignored.
+The records themselves are kept and remain authoritative; the copy only saves reading them. The copy holds
+create-only records, which never change, and the last versions of overwritten records. So every version of the
+copy is correct, however old, and writers need not coordinate; a driver writes it when launches have settled.
+The copy names its submission, because a driver that was suspended while its job was removed may write the
+copy under the id of a new job. A copy that cannot be read or does not fit is ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cloudspot.jobstore.layout.records import (
 
 
 def settled_launches(history: History) -> tuple[LaunchHistory, ...]:
-    """Return the launches, from the first on, whose records are final."""
+    """Return the leading launches whose records are final, from the first one on."""
     return tuple(itertools.takewhile(lambda launch: launch.is_settled, history.launches))
 
 
@@ -45,7 +45,7 @@ def write_settled(store: ObjectStore, history: History, launches: tuple[LaunchHi
 def find_settled(
     store: ObjectStore, submission: Submission, journal: Sequence[JournalRecord]
 ) -> SettledLaunches | None:
-    """Return the job's copy, or None; ``journal`` was read before."""
+    """Return the job's copy, or None if no copy fits; ``journal`` was read before."""
     key = keys.settled_launches(submission.job_id)
     try:
         settled = find_record(with_retries(store), key, SettledLaunches)
@@ -72,11 +72,11 @@ def _check(found: SettledLaunches, num_nodes: Mapping[int, int], key: str) -> No
     """Check the copy as readers check the records themselves; ``num_nodes`` maps launches to their sizes."""
     for number, settled in enumerate(found.launches, start=1):
         if settled.launch != number:
-            raise CorruptData(f"{key} has launch {settled.launch} in place of {number}")
+            raise CorruptData(f"{key} holds launch {settled.launch} in place of launch {number}")
         if any(proof.launch != number for proof in settled.certificates):
-            raise CorruptData(f"{key} has certificates of other launches than {number}")
+            raise CorruptData(f"{key} holds certificates of other launches than {number}")
         for records in (settled.slots, settled.exits, settled.notices, settled.heartbeats):
             for rank, record in records.items():
                 check_place(record, number, rank, key)
                 if rank >= num_nodes.get(number, 0):
-                    raise CorruptData(f"{key} names node {rank} of launch {number}")
+                    raise CorruptData(f"{key} names node {rank}, which launch {number} does not have")

@@ -1,4 +1,4 @@
-"""The caller's end of a command on a node: calls the node, and receives the output."""
+"""The caller's end of a command on a node, which calls the node and receives the output."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from cloudspot.jobstore.remote.places import channel_of, delete_command
 from cloudspot.jobstore.remote.relay import Frame, Kind
 
 ANSWER_SECONDS = 40.0
-"""How long to wait for the node's answer. Nodes look for calls every few seconds."""
+"""The time to wait for the node's answer. Nodes look for calls every few seconds."""
 _LOOK_SECONDS = 0.25
 _REPEAT_SECONDS = 6.0
-"""The time after which an unanswered call is put again. Another call may have replaced it."""
+"""The time after which an unanswered call is put again. Another call may have replaced the first one in the
+meantime.
+"""
 _FINISH_SECONDS = 10.0
 
 
 class RemoteProcess:
-    """A command that a node runs for us. The caller must close it in any case."""
+    """A command that a node runs for us. The caller must always close it."""
 
     def __init__(self, store: ObjectStore, job_id: str, call: RemoteCall, channel: Channel) -> None:
         self._store, self._job_id, self._call = store, job_id, call
@@ -37,13 +39,13 @@ class RemoteProcess:
         self.status: int | None = None
         """The command's exit status, or None until it has arrived."""
         self.said = ""
-        """The node's last message, for example why it has ended the command."""
+        """The node's last message, for example the reason why the node has ended the command."""
         self._is_cut_off = False
 
     def frames(self, *, seconds: float = 0.2) -> Frame | None:
         """Return the next frame of the command's output.
 
-        Returns None if none came within ``seconds``, or if the command has ended.
+        Returns None if no frame arrived within ``seconds``, or if the command has ended.
 
         Raises:
             ChannelEnded: the node has ended the command or is silent, or the channel is corrupt.
@@ -63,7 +65,7 @@ class RemoteProcess:
         return None
 
     def close(self) -> None:
-        """Leave, and delete the command's objects. The node deletes those that it has not read yet."""
+        """Leave the channel, and delete the command's objects. The node deletes unread objects."""
         is_told = False
         with suppress(ChannelEnded):
             self.channel.leave(Frame(Kind.CLOSE))
@@ -87,7 +89,7 @@ def call_node(
     With ``size``, the command gets a terminal of that many rows and columns.
 
     Raises:
-        CloudspotError: the node does not run the command; the message says why.
+        CloudspotError: the node does not run the command; the message gives the reason.
     """
     beat = find_node_record(store, keys.heartbeat, job_id, *seat)
     if beat is None:
@@ -114,7 +116,7 @@ def call_node(
         raise
     if answer.refused:
         delete_command(store, job_id, call)
-        raise CloudspotError(f"node {seat} of job {job_id} does not run the command: {answer.refused}")
+        raise CloudspotError(f"node {seat} of job {job_id} refused to run the command: {answer.refused}")
     channel = channel_of(store, job_id, call, answer, is_node=False, requests=requests)
     channel.start()
     return RemoteProcess(store, job_id, call, channel)
@@ -145,9 +147,9 @@ def _await_answer(store: ObjectStore, job_id: str, seat: Seat, call: RemoteCall)
 
 
 def _withdraw(store: ObjectStore, job_id: str, seat: Seat, call: RemoteCall) -> None:
-    """Prevent the node from starting the command, or make it end the command if it has started it."""
+    """Prevent the node from starting the command, or make the node end the command if it has been started."""
     ours = RemoteAnswer(refused="it was withdrawn", at=call.at, writer=new_nonce())
-    with suppress(CloudspotError):  # the store is unreachable; the node ends the command when we are silent
+    with suppress(CloudspotError):  # the store is unreachable; the node ends the command once we are silent
         answer = create_record(store, keys.remote_answer(job_id, *seat, call.writer), ours)
         if find_record(store, keys.remote_call(job_id, *seat), RemoteCall) == call:
             store.delete(keys.remote_call(job_id, *seat))

@@ -1,8 +1,8 @@
 """Exchanges frames, in both directions, between two processes that share only a store.
 
-Each end puts its frames into numbered, create-only objects, called *pieces*, and looks for the other end's
-next piece. A piece begins with a hash of the secret that both ends know, of its key and of its content. A
-piece that is truncated, or that belongs to another command, direction or number, ends the channel.
+Each end puts its frames into numbered, create-only objects, called *pieces*, and looks for the next piece of
+the other end. A piece begins with a hash of its key, its content, and a secret that both ends know. A piece
+ends the channel if it is truncated or belongs to another command, direction or number.
 """
 
 from __future__ import annotations
@@ -22,49 +22,50 @@ from cloudspot.jobstore.access.stored_records import find_bytes
 from cloudspot.jobstore.remote.relay import MAX_FRAME_BYTES, Frame, FrameReader, Kind
 
 FIRST_LOOK_SECONDS = 0.1
-"""The shortest time between two puts and between two looks for the next piece.
+"""The shortest time between two puts, and between two looks for the next piece.
 
-Each look that finds none lengthens the wait for the next one by the factor ``_GROWTH``."""
+Each look that finds no piece lengthens the wait for the next look by the factor ``_GROWTH``."""
 BUSY_LOOK_SECONDS = 0.5
-"""The longest wait between two looks in the first ``BUSY_SECONDS`` after a frame was sent or has come."""
+"""The longest wait between two looks in the first ``BUSY_SECONDS`` after a frame was sent or received."""
 BUSY_SECONDS = 30.0
 IDLE_LOOK_SECONDS = 4.0
-"""The longest wait between two looks after that."""
+"""The longest wait between two looks after ``BUSY_SECONDS``."""
 _GROWTH = 1.25
 ALIVE_SECONDS = 20.0
 """The time after which an end without frames to send puts a piece all the same."""
 SILENT_SECONDS = 75.0
-"""An end that has put nothing for this long counts as gone."""
+"""An end that has put no piece for this long is considered gone."""
 MAX_PIECE_BYTES = 4 << 20
 FIRST_PIECE_BYTES = 512 << 10
 PUT_SECONDS = 3.0
-"""How long the put of a piece is to take: pieces become smaller where the way to the store is slow, so that
-the other end does not take a long one for silence."""
+"""The target duration for the put of a piece: pieces become smaller if the connection to the store is slow,
+so that the other end does not mistake a long put for silence.
+"""
 LAST_REQUESTS = 8
-"""How many requests an end may make beyond its limit, to say that it leaves."""
+"""How many requests an end may make beyond its limit, to announce that it leaves."""
 _URGENT = frozenset({Kind.SIGNAL, Kind.SIZE})
-"""The kinds of frames that overtake input, even input that the other end does not take."""
+"""The kinds of frames that overtake input, even input that the other end is not taking."""
 WINDOW_BYTES = 16 << 20
-"""The most bytes that are put before the other end has acknowledged them."""
+"""The maximum number of bytes that are put before the other end has acknowledged them."""
 _ACKNOWLEDGED_BYTES = 4 << 20
 _GATHER_SECONDS = 0.01
-"""How long to wait for more frames to put into the same piece as the first."""
+"""The time to wait for more frames to put into the same piece as the first frame."""
 _RETRY_SECONDS = 0.5
 _DIGEST_BYTES = 32
 DEFAULT_MAX_REQUESTS = 100_000
 
 
 class ChannelEnded(CloudspotError):
-    """Nothing more can be sent or will come: the message says why."""
+    """No more frames can be sent or will arrive; the message gives the reason."""
 
 
 class RequestsUsed(ChannelEnded):
-    """This end may make no more requests."""
+    """This end may not make any more requests."""
 
 
 @dataclass
 class Requests:
-    """How many requests an end has made to the store, and how many it may make at most."""
+    """The number of requests that an end has made to the store, and its limit."""
 
     most: float = math.inf
     num_reads: int = 0
@@ -72,14 +73,14 @@ class Requests:
 
     @property
     def usd(self) -> float:
-        """The cost of the requests at the usual prices of object stores, which ``docs/remote.md`` names."""
-        # For 1,000 reads, and for 1,000 writes.
+        """The cost of the requests at the usual prices of object stores, which ``docs/remote.md`` states."""
+        # The two figures are the prices of 1,000 reads and of 1,000 writes.
         return (self.num_reads * 0.0004 + self.num_writes * 0.005) / 1000
 
     def check(self, *, is_last: bool = False) -> None:
-        """Raise RequestsUsed where no more may be made; ``is_last``: except to say that it leaves."""
+        """Raise RequestsUsed at the limit; ``is_last`` permits the few requests that announce the end."""
         if self.num_reads + self.num_writes >= self.most + (LAST_REQUESTS if is_last else 0):
-            raise RequestsUsed(f"it has used the {self.most:,.0f} requests of the store that it may make")
+            raise RequestsUsed(f"the limit of {self.most:,.0f} requests to the store is reached")
 
 
 IDLE_PER_HOUR = Requests(
@@ -89,13 +90,13 @@ IDLE_PER_HOUR = Requests(
 BUSY_PER_HOUR = Requests(
     num_reads=int(2 * 3600 / FIRST_LOOK_SECONDS), num_writes=int(2 * 3600 / FIRST_LOOK_SECONDS)
 )
-"""The most requests that both ends make in an hour: the number if both send frames all the time."""
+"""The most requests that both ends make in an hour, which they reach if both send frames all the time."""
 
 
 class Channel:
     """One end of a channel.
 
-    It puts pieces and looks for them in two threads. Any thread may call ``send`` and ``take``.
+    Two threads put pieces and look for pieces. Any thread may call ``send`` and ``take``.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Channel:
         secret: bytes,
         requests: Requests | None = None,
     ) -> None:
-        """``sends`` and ``takes`` return the keys of pieces by their number, counted from 0."""
+        """Take ``sends`` and ``takes``, which return the keys of pieces by number, counted from 0."""
         self._store = store
         self._sends, self._takes = sends, takes
         self._secret = secret
@@ -124,11 +125,11 @@ class Channel:
         self._is_leaving = False
         self._has_finished = False
         self._leaves_for: str | None = None
-        """Why this end leaves by itself."""
+        """The reason why this end leaves of its own accord."""
         self.has_said_goodbye = False
-        """Whether the piece that tells the other end that this one has left was put."""
+        """Whether the piece that tells the other end that this end has left was put."""
         self.is_left = False
-        """Whether the other end has left. Its earlier frames may still wait to be taken."""
+        """Whether the other end has left. Frames that it sent earlier may still wait to be taken."""
         self._ended: str | None = None
         self._num_put = 0
         self._active_at = time.monotonic()
@@ -138,17 +139,17 @@ class Channel:
         ]
 
     def start(self) -> None:
-        """Start to put pieces, and to look for them."""
+        """Start the threads that put pieces and look for pieces."""
         for each in self._threads:
             each.start()
 
     @property
     def ended(self) -> str | None:
-        """Why the channel has ended, or None if it has not."""
+        """The reason why the channel has ended, or None if it is open."""
         return self._ended
 
     def end(self, why: str) -> None:
-        """End the channel at once. Frames that were not put yet are lost."""
+        """End the channel immediately. Frames that have not been put yet are lost."""
         with self._changed:
             self._ended = self._ended or why
             self._changed.notify_all()
@@ -164,14 +165,14 @@ class Channel:
                 lambda: self._ended or self._is_leaving or self._outgoing_bytes < MAX_PIECE_BYTES
             )
             if self._ended is not None or self._is_leaving:
-                raise ChannelEnded(self._ended or self._leaves_for or "this end has left")
+                raise ChannelEnded(self._ended or self._leaves_for or "this side has left")
             self._outgoing.append(frame)
             self._outgoing_bytes += frame.size
             self._active_at = time.monotonic()
             self._changed.notify_all()
 
     def hurry(self, frame: Frame) -> None:
-        """Queue a frame before all queued ones, without waiting.
+        """Queue a frame before all queued frames, without waiting.
 
         Raises:
             ChannelEnded: the channel has ended.
@@ -185,7 +186,7 @@ class Channel:
             self._changed.notify_all()
 
     def leave(self, *last: Frame) -> None:
-        """Replace all queued frames by these last ones, and put them without waiting for the other end.
+        """Replace all queued frames by these last frames, and put them without waiting for the other end.
 
         Raises:
             ChannelEnded: the channel has ended.
@@ -202,12 +203,12 @@ class Channel:
         self._changed.notify_all()
 
     def take(self, seconds: float, *, urgent_only: bool = False) -> Frame | None:
-        """Return the next frame that has come, or None if none came within ``seconds``.
+        """Return the next frame received, or None if no frame arrives within ``seconds``.
 
-        Urgent frames come first; with ``urgent_only``, no others are returned.
+        Urgent frames come first; with ``urgent_only``, no other frames are returned.
 
         Raises:
-            ChannelEnded: the channel has ended, so none will come.
+            ChannelEnded: the channel has ended, so no frame will arrive.
         """
         with self._changed:
             self._changed.wait_for(
@@ -226,7 +227,7 @@ class Channel:
             return None
 
     def finish(self, seconds: float) -> bool:
-        """Put the queued frames, and no more. Return whether that was done within ``seconds``."""
+        """Put the queued frames, and then stop putting. Return whether this was done within ``seconds``."""
         with self._changed:
             self._is_finishing = True
             self._changed.notify_all()
@@ -240,7 +241,7 @@ class Channel:
             if self._leaves_for is not None:
                 self.end(self._leaves_for)
                 return
-            # Otherwise the other end would wait for this one, and bill, until it takes it for gone.
+            # Otherwise the other end would wait, at a cost, until it considers this end gone.
             with self._changed:
                 self._leaves_for = str(error)
                 self._leave_with((Frame(Kind.SAID, str(error).encode()), Frame(Kind.CLOSE)))
@@ -262,7 +263,7 @@ class Channel:
             if self._leaves_for is not None:
                 self.end(self._leaves_for)
                 return
-            with self._changed:  # what comes meanwhile goes into one piece
+            with self._changed:  # frames that arrive meanwhile go into one piece
                 rest = began + FIRST_LOOK_SECONDS - time.monotonic()
                 self._changed.wait_for(lambda: self._ended or self._is_finishing or self._is_leaving, rest)
         with self._changed:
@@ -270,7 +271,7 @@ class Channel:
             self._changed.notify_all()
 
     def _fit_pieces(self, num_bytes: int, seconds: float) -> None:
-        """Choose how large pieces are from now on, by how long the last one took."""
+        """Choose the size of further pieces by the duration of the last put."""
         if num_bytes >= self._piece_bytes // 2:
             fits = int(num_bytes * PUT_SECONDS / max(seconds, 1e-3))
             self._piece_bytes = min(max(MAX_FRAME_BYTES, fits), 2 * self._piece_bytes, MAX_PIECE_BYTES)
@@ -322,17 +323,17 @@ class Channel:
             try:
                 if not self._is_taken(key, piece):
                     return
-                raise ChannelEnded("someone else has written under the key of its next piece")
+                raise ChannelEnded("another writer has taken the key of the next piece")
             except TransientError:
                 if time.monotonic() >= end or self._ended is not None:
                     raise
                 time.sleep(_RETRY_SECONDS)
 
     def _is_taken(self, key: str, piece: bytes) -> bool:
-        """Put a piece. Return whether another object has its key."""
+        """Put a piece. Return whether another object already has the key."""
         try:
             self._store.put(key, piece, if_absent=True)
-        except ObjectExists:  # perhaps an earlier attempt of ours succeeded, but its answer was lost
+        except ObjectExists:  # an earlier attempt of ours may have succeeded, but its answer was lost
             return find_bytes(self._store, key) != piece
         return False
 
@@ -352,7 +353,7 @@ class Channel:
             now = time.monotonic()
             if piece is None:
                 if now - heard_at > SILENT_SECONDS:
-                    raise ChannelEnded(f"the other end has been silent for {SILENT_SECONDS:.0f} s")
+                    raise ChannelEnded(f"the other side has been silent for {SILENT_SECONDS:.0f} s")
                 pause = self._wait(pause)
                 continue
             heard_at, pause = now, FIRST_LOOK_SECONDS
@@ -364,7 +365,7 @@ class Channel:
             time.sleep(FIRST_LOOK_SECONDS)
 
     def _wait(self, pause: float) -> float:
-        """Wait before the next look, and return how long to wait before the one after it."""
+        """Wait before the next look, and return the wait before the look after that."""
         with self._changed:
             active_at = self._active_at
             self._changed.wait_for(lambda: self._ended or self._active_at > active_at, pause)

@@ -1,8 +1,8 @@
-"""The node's end of ``cloudspot cp``: reads or writes one file, verifies it, and resumes interrupted copies.
+"""The node's end of ``cloudspot cp``: reads or writes a file, verifies it, and resumes interrupted copies.
 
-It runs as ``python -m cloudspot.jobstore.remote.file_copy`` in the job's environment and needs only the
-standard library. It reads a request, one line of JSON, and answers in lines of JSON; the file's blocks follow
-on the same stream. The other end uses ``read_from`` and ``write_from``, too.
+The module runs as ``python -m cloudspot.jobstore.remote.file_copy`` in the job's environment and needs only
+the standard library. The program reads a request, one line of JSON, and answers in lines of JSON; the file's
+blocks follow on the same stream. The caller's end uses ``read_from`` and ``write_from``, too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def describe(path: Path) -> dict[str, Any]:
 def read_from(path: Path, has: list[str]) -> tuple[int, Iterator[bytes]]:
     """Return the offset at which to resume a copy, and the rest of the file in blocks.
 
-    ``has`` lists the hashes of the blocks that the copy has already.
+    ``has`` lists the hashes of the blocks that the copy already has.
     """
     num_same = 0
     for mine, theirs in zip(blocks_of(path), has, strict=False):
@@ -95,10 +95,10 @@ def partial_of(path: Path) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """Open the part of a file that has come so far, which no other copy writes to meanwhile.
+    """Open the incomplete file, and keep other copies from writing to it meanwhile.
 
     Raises:
-        CopyError: another copy does, or it cannot be opened.
+        CopyError: another copy is writing to it, or it cannot be opened.
     """
     partial = partial_of(path)
     try:
@@ -108,7 +108,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if not _is_at(file, partial):
-                        continue  # another copy has put it in place since it was opened
+                        continue  # another copy has completed and renamed it since it was opened
                     try:
                         yield file
                     finally:
@@ -123,7 +123,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Return whether the file that is open lies there."""
+    """Return whether the open file is still at this path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -133,12 +133,12 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
 def write_from(
     path: Path, file: BinaryIO, about: dict[str, Any], start: int, read: Callable[[int], bytes]
 ) -> None:
-    """Write a file from ``start`` on, with the bytes of ``read(most)``, and put it in place once it is whole.
+    """Write a file from ``start`` on with the bytes of ``read(most)``; move it to its path once it is whole.
 
-    ``file`` is what ``writing`` has opened.
+    ``file`` is the file that ``writing`` has opened.
 
     Raises:
-        CopyError: the file does not match its hash, or cannot be written. An incomplete part is kept.
+        CopyError: the file does not match its hash, or cannot be written. An incomplete file is kept.
     """
     partial = partial_of(path)
     try:
@@ -148,7 +148,7 @@ def write_from(
         while left > 0:
             data = read(min(left, BLOCK_BYTES))
             if not data:
-                raise CopyError(f"{path}: {left} bytes are missing; copy it again to go on there")
+                raise CopyError(f"{path}: {left} bytes are missing; copy it again to continue from there")
             file.write(data)
             left -= len(data)
         file.flush()
@@ -156,7 +156,7 @@ def write_from(
         os.fchmod(file.fileno(), about["mode"] & 0o777)
         if describe(partial)["sha256"] != about["sha256"]:
             partial.unlink()
-            raise CopyError(f"{path}: it has changed meanwhile, or a block was damaged; copy it again")
+            raise CopyError(f"{path} has changed in the meantime, or a block was damaged; copy it again")
         partial.replace(path)
     except OSError as error:
         raise CopyError(f"{path}: {error.strerror}") from error
@@ -190,7 +190,7 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Answer one request on the standard streams, if need be with a refusal."""
+    """Answer one request on the standard streams, with a refusal if the copy fails."""
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except CopyError as error:

@@ -1,4 +1,4 @@
-"""Locates and deletes the objects of a command on a node, and derives the secret of its channel."""
+"""Locates and deletes the objects of a command on a node, and derives the secret of the command's channel."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def channel_of(
     is_node: bool,
     requests: Requests | None = None,
 ) -> Channel:
-    """Return one end of the channel of a call: the node's end if ``is_node``, else the caller's.
+    """Return one end of the channel of a call: the node's end if ``is_node``, otherwise the caller's.
 
-    The secret is derived from both nonces. Every reader of the store can compute it: it serves only to
-    detect objects of other commands.
+    The secret is derived from both nonces. Every reader of the store can compute the secret, which serves
+    only to detect objects of other commands.
     """
     place = job_id, call.launch, call.rank, call.writer
 
@@ -56,14 +56,14 @@ def read_commands(store: ObjectStore, job_id: str) -> list[RemoteCommand]:
 
 
 def delete_command(store: ObjectStore, job_id: str, call: RemoteCall, *, but_input: bool = False) -> None:
-    """Delete the objects of a command; with ``but_input``, keep the node's input. Safe to repeat."""
+    """Delete the objects of a command; with ``but_input``, keep the input for the node. Safe to repeat."""
     place = job_id, call.launch, call.rank, call.writer
     kept = keys.remote_input.match if but_input else lambda _: None
     delete_below(store, keys.remote_command_prefix(*place), kept)
 
 
 def delete_relayed(store: ObjectStore, job_id: str, seat: Seat | None = None) -> None:
-    """Delete the calls of a node, or of all nodes, and the objects of their commands. Safe to repeat."""
+    """Delete the calls of a node, or of all nodes, with the objects of their commands. Safe to repeat."""
     if seat is not None:
         with_retries(store).delete(keys.remote_call(job_id, *seat))
         delete_below(store, keys.remote_node_prefix(job_id, *seat))

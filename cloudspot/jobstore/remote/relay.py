@@ -1,9 +1,9 @@
-"""Runs one program on a node and relays its streams in frames; defines the format of the frames.
+"""Runs a program on a node and relays its streams in frames; defines the format of the frames.
 
-It runs as ``python -IS relay.py`` in the job's environment, inside the job's container if there is one. It
-reads frames from its standard input, the first of which names the program, and writes frames to its standard
-output. When its input ends, the agent is gone, and it ends the program. It needs only the standard library
-because a container may run it with its own Python.
+The module runs as ``python -IS relay.py`` in the job's environment, inside the job's container if there is
+one. The relay reads frames from its standard input, the first of which names the program, and writes frames
+to its standard output. The end of the input means that the agent is gone, so the relay ends the program. It
+needs only the standard library, because a container may run it with the container's own Python.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from collections import deque
 from typing import NamedTuple
 
 MAX_FRAME_BYTES = 256 << 10
-"""The most bytes that a frame holds."""
+"""The maximum number of bytes that a frame holds."""
 _HEADER = struct.Struct(">BI")
 _READ_BYTES = 64 << 10
 MAX_WAITING_BYTES = 1 << 20
-"""The most input that waits for the program to read it; beyond it, the agent passes on only signals."""
+"""The most input that waits for the program to read it; when there is more, the agent passes on only signals.
+"""
 _TOLD_BYTES = 64 << 10
 """The most bytes that the program reads before the agent is notified."""
 _PIPE_BYTES = 1 << 20
-"""The most that a pipe holds: of each output, no more can be left of what was written before the end."""
+"""The most bytes that a pipe holds: no more than this of an output can be left after the program's end."""
 _LEAVE_SECONDS = 2.0
-"""How long the program may take to end after SIGHUP before it is killed."""
+"""The time that the program may take to end after SIGHUP before it is killed."""
 _NOT_FOUND, _NOT_RUN = 127, 126
 
 
@@ -49,16 +50,16 @@ class Kind(enum.IntEnum):
     """The name of a signal for the program's process group, such as ``INT``."""
     OUTPUT = 5
     ERRORS = 6
-    """Bytes of standard error. If the program has a terminal, they come as ``OUTPUT``."""
+    """Bytes of standard error. With a terminal, standard error is part of ``OUTPUT``."""
     STATUS = 7
-    """The program's exit status as a shell reports it, a number in text. It is the program's last frame."""
+    """The program's exit status as a shell reports it, a number as text, in the program's last frame."""
     SAID = 8
     """A sentence for the person at the other end."""
     TAKEN = 9
-    """How many bytes this end has taken in all, of frames, or of the program's input; a number in text."""
+    """How many bytes this end has taken in total, of frames or of the program's input; a number as text."""
     ALIVE = 10
     CLOSE = 11
-    """This end has left: it sends nothing more, and reads nothing more."""
+    """This end has left: it neither sends nor reads anything more."""
 
 
 class Frame(NamedTuple):
@@ -78,28 +79,28 @@ class Frame(NamedTuple):
 
 
 class FrameReader:
-    """Assembles frames from bytes that arrive in portions of any size."""
+    """Assembles frames from bytes that arrive in chunks of any size."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     @property
     def is_between(self) -> bool:
-        """Whether the bytes so far end between two frames."""
+        """Whether the bytes received so far end between two frames."""
         return not self._rest
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that are complete with these bytes.
+        """Return the frames that these bytes complete.
 
         Raises:
-            ValueError: the bytes are not frames.
+            ValueError: the bytes do not form frames.
         """
         self._rest += data
         found, at = [], 0
         while len(self._rest) - at >= _HEADER.size:
             kind, size = _HEADER.unpack_from(self._rest, at)
             if size > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {size} bytes")
+                raise ValueError(f"a frame of {size} bytes is too large")
             end = at + _HEADER.size + size
             if end > len(self._rest):
                 break
@@ -122,7 +123,7 @@ class _Program:
         self.status: int | None = None
         self._waiting: deque[bytes] = deque()
         self.num_taken = 0
-        """How many bytes of its input it has read, or will never read."""
+        """How many bytes of its input the program has read or will never read."""
         self._input_ended = False
         self.terminal: int | None = None
         if size is not None:
@@ -197,7 +198,7 @@ class _Program:
                     self._waiting.appendleft(rest)
         except BlockingIOError:
             return
-        except OSError:  # it reads no more
+        except OSError:  # the program reads no more
             self.num_taken += sum(map(len, self._waiting))
             self._waiting.clear()
             self._input_ended = self.terminal is None
@@ -220,7 +221,7 @@ def _say(frame: Frame) -> None:
 
 
 def _relay(program: _Program, reader: FrameReader, given: list[Frame]) -> None:
-    """Relay until the program has ended and its output is passed on, or until our own input has ended."""
+    """Relay until the program has ended and its output is passed on, or until the relay's own input ends."""
     selector = selectors.DefaultSelector()
     open_outputs = set(program.outputs)
     for each in open_outputs:
@@ -252,9 +253,9 @@ def _relay(program: _Program, reader: FrameReader, given: list[Frame]) -> None:
 
 
 def _read_the_rest(program: _Program, selector: selectors.BaseSelector, open_outputs: set[int]) -> None:
-    """Pass on what the program had written by its end.
+    """Pass on the output that the program wrote before its end.
 
-    Processes that it has left behind may keep its outputs open, and write for ever.
+    Processes that the program left behind may keep its outputs open and write forever.
     """
     for _ in range(_PIPE_BYTES // _READ_BYTES + 1):
         if not _read_outputs(program, selector, open_outputs, seconds=0.0):
@@ -270,7 +271,7 @@ def _ready(selector: selectors.BaseSelector, seconds: float) -> list[int]:
 def _read_outputs(
     program: _Program, selector: selectors.BaseSelector, open_outputs: set[int], *, seconds: float
 ) -> bool:
-    """Pass on the program's output so far. Return whether there was any."""
+    """Pass on the program's output so far. Return whether there was any output."""
     has_read = False
     for fd in _ready(selector, seconds):
         if fd not in open_outputs:
@@ -279,7 +280,7 @@ def _read_outputs(
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
             continue
-        except OSError:  # how Linux reports a terminal that nobody has open any more
+        except OSError:  # Linux reports in this way that nobody has the terminal open any more
             data = b""
         if data:
             has_read = True

@@ -1,4 +1,4 @@
-"""The training of the whole-job kit: small, slow enough for a reclaim, and reproducible to the bit."""
+"""The training of the whole-job kit: small, slow enough for a reclaim, and reproducible bit by bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP_SECONDS = 0.05
 
 
 def main() -> None:
-    """Learn the sum of random numbers, which each process draws in each step."""
+    """Learn the sum of random numbers, which each process draws at each step."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(

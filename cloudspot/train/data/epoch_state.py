@@ -47,9 +47,9 @@ def warn_of_counting(loader: Any, epoch: int) -> None:
     parts = [each for each in _parts(loader) if not _keeps_state(each) and _may_count(loader, each)]
     if parts and epoch > 0 and _is_first_rank():
         _log.warning(
-            "the first epoch of this process is epoch %d, but %s has no set_epoch: if its order depends on"
-            " how many times it was iterated, the order of epoch 0 comes again; give it set_epoch(epoch), or"
-            " state_dict() and load_state_dict(state)",
+            "the first epoch of this process is epoch %d, but %s has no set_epoch: if its order depends on "
+            "how many times it was iterated, the order of epoch 0 is repeated; give it set_epoch(epoch), or "
+            "state_dict() and load_state_dict(state)",
             *(epoch, " and ".join(type(each).__name__ for each in parts)),
         )
 
@@ -58,9 +58,9 @@ def warn_of_other_batches(loader: Any, then: str | None, now: str | None) -> Non
     """Warn if an epoch's first batch differs from the one loaded before the resume, by their fingerprints."""
     if then is not None and now is not None and then != now and _is_first_rank():
         _log.warning(
-            "the resumed batches differ from those of an uninterrupted run: the first batch of the epoch,"
-            " loaded again, is another one. The samples of %s must depend only on set_epoch, a saved state,"
-            " fixed seeds and this process's random generators",
+            "the resumed batches differ from those of an uninterrupted run: the first batch of the epoch is "
+            "not the same when it is loaded again. The samples of %s must depend only on set_epoch, a saved "
+            "state, fixed seeds and this process's random generators",
             type(getattr(loader, "dataset", loader)).__name__,
         )
 

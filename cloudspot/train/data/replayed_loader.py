@@ -98,8 +98,9 @@ class ReplayedLoader:
         size = batch_size_of(self._loader)
         if resumed.get("batch_size", size) != size:
             raise SessionError(
-                f"the checkpoint was saved in the middle of an epoch with batches of {resumed['batch_size']}"
-                f" samples, but the loader's batches now have {size}: set the batch size of the checkpoint"
+                "the checkpoint was saved in the middle of an epoch with batches of "
+                f"{resumed['batch_size']} samples, but the loader's batches now have {size}: use the same "
+                "batch size as before"
             )
         with _randomness_kept():
             if resumed["keeps_workers"]:

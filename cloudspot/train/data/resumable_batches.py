@@ -293,8 +293,8 @@ class ResumableBatches:
             self._batch = self._round(position, world_size)
             if self._rank == 0:
                 _log.warning(
-                    "a checkpoint of %d ranks is resumed by %d in the middle of epoch %d, but %s: some of"
-                    " the epoch's samples may come twice",
+                    "a checkpoint of %d ranks is resumed by %d in the middle of epoch %d, but %s: some of "
+                    "the epoch's samples may be used twice",
                     *(world_size, self._world_size, self.epoch, reason),
                 )
             return
@@ -302,7 +302,7 @@ class ResumableBatches:
             base, self._batch = samples, 0
         if base > order.length:
             raise CheckpointError(
-                f"the checkpoint's position is after {base} samples, but its epoch has {order.length}"
+                f"the checkpoint's position is after {base} samples, but its epoch has only {order.length}"
             )
         sampler = self._loader.sampler
         indices = sample_order.share(
@@ -325,8 +325,8 @@ class ResumableBatches:
     def _restart_stateful(self, rank_position: dict[str, Any]) -> None:
         if not self._stateful:
             raise SessionError(
-                "the checkpoint was saved with a loader that has a state_dict;"
-                f" {type(self._loader).__name__} has none: use the same loader"
+                "the checkpoint was saved with a loader that has a state_dict, but "
+                f"{type(self._loader).__name__} has none: use the same loader"
             )
         if getattr(self._loader, "num_workers", 0):
             sample_order.warn_of_workers(sample_order.STATEFUL_WORKERS, rank=self._rank)

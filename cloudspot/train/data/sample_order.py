@@ -73,7 +73,7 @@ class SampleOrder:
         is_length = type(length) is int and 0 <= length < 2**62
         if not is_length or not (seed is None or type(seed) is int):
             raise CheckpointError(
-                f"the checkpoint's order of samples has length {length!r} and seed {seed!r}"
+                f"the checkpoint's order of samples has an impossible length or seed: {length!r}, {seed!r}"
             )
         return cls(length, seed, state)
 

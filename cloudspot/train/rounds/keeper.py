@@ -116,7 +116,9 @@ def message(boundary: int, step: int, pieces: Collection[Name], changed: Mapping
         ValueError: the changed pieces are too large.
     """
     if (size := sum(map(len, changed.values()))) > MAX_BYTES:
-        raise ValueError(f"its own state has {size} changed bytes, more than {MAX_BYTES >> 20} MiB")
+        raise ValueError(
+            f"the changed part of its own state has {size} bytes, more than {MAX_BYTES >> 20} MiB"
+        )
     sizes = [[name, len(changed[name]) if name in changed else None] for name in pieces]
     header = json.dumps({"boundary": boundary, "step": step, "pieces": sizes}).encode()
     return b"".join((len(header).to_bytes(8, "big"), header, *changed.values()))

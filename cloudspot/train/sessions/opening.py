@@ -41,8 +41,9 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
         with _open_lock:
             if directory in _open_handoffs:
                 raise SessionError(
-                    "this process has a session already: open it once, when the batch size is known, and pass"
-                    " it on; submit another training, such as a trial of a search, as a job of its own"
+                    "this process already has a session: open it only once, when the batch size is known, "
+                    "and pass it on; submit any other training run, such as a trial of a search, as a "
+                    "separate job"
                 )
             _open_handoffs.add(directory)
     restore = os.environ.get(handoff.RESTORE)

@@ -202,7 +202,7 @@ class Giver:
                 now, whole = time.monotonic(), spent + self._keeper.seconds + num_bytes / BYTES_PER_SECOND
                 share = (whole - spent_before) / max(now - checked_at, 1e-9)
                 if count > NUM_COUNTED and share > SHARE:
-                    raise ValueError(f"handing over {len(sent)} bytes takes {share:.2%} of a step")
+                    raise ValueError(f"handing over {len(sent)} bytes takes too long: {share:.2%} of a step")
                 spent_before, checked_at = whole, now
 
 

@@ -179,7 +179,8 @@ class Session:
         """
         if self._tracked_loader is not None and self._tracked_loader is not loader:
             raise SessionError(
-                "run.batches() got another loader than session(dataloader=...): pass the same loader to both"
+                "run.batches() and session(dataloader=...) got different loaders: pass the same loader to "
+                "both"
             )
         if self._epochs is not None:
             return self._batches_of_epoch(loader, self._epochs, epochs=epochs)

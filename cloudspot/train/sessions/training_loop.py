@@ -56,8 +56,9 @@ class TrainingLoop:
         """
         if self.has_begun:
             raise SessionError(
-                "the session's loop has begun already: one session drives one loop, once. For epochs around "
-                "a loop over batches: for epoch in run.epochs(N): for batch in run.batches(loader)"
+                "the session's loop has already begun: a session drives a single loop, once. For epochs "
+                "around a loop over batches, write: for epoch in run.epochs(N): for batch in "
+                "run.batches(loader)"
             )
         self.has_begun = True
 

@@ -303,7 +303,7 @@ class BoundaryMarks:
             versions = layout.listing.versions()
             self._lasts = versions is not None
         if versions is None:
-            raise LookupError("the state_dict of a model or optimizer returns new tensors at each call")
+            raise LookupError("the state_dict of a model or optimizer returns new tensors on each call")
         return layout, versions
 
     def _make(self, number: int, step: int, description: Description) -> Mark:

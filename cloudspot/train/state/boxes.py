@@ -73,11 +73,17 @@ def _order(mesh_shape: Sequence[int], splits: Sequence[Split | None]) -> Iterato
         for earlier in reversed(waiting.pop(split.dim, [])):
             factor = getattr(splits[earlier], "factor", 1)
             if factor != num_chunks:
-                raise ValueError(f"dimension {split.dim} is divided {factor} x after {num_chunks} chunks")
+                raise ValueError(
+                    f"dimension {split.dim} has {num_chunks} chunks when it is divided again, but its split "
+                    f"factor is {factor}"
+                )
             num_chunks *= mesh_shape[earlier]
             yield earlier, split.dim
     if waiting:
-        raise ValueError(f"dimension {next(iter(waiting))} is divided in strides")
+        raise ValueError(
+            f"dimension {next(iter(waiting))} is divided in strides, but never again further right in the "
+            "mesh"
+        )
 
 
 def places(root: Sequence[Any], mesh: Sequence[Any]) -> dict[int, tuple[int, ...]]:

@@ -177,7 +177,7 @@ def _spread(
     for placement, holders in _largest_first(table):
         able = set(holders).intersection(open_ranks) or holders
         if pinned_to is not None and not set(able) <= set(open_ranks):
-            raise LookupError(f"only ranks that were lost hold a part of {placement.item.name}")
+            raise LookupError(f"a part of {placement.item.name} was held only by ranks that were lost")
         place(placement, min(able, key=lambda each: (loads[each], each)))
     heap = [(loads[rank], rank) for rank in open_ranks]
     heapq.heapify(heap)

@@ -69,7 +69,7 @@ class RestoredFiles:
         lost = [rank for rank in rescue.get("lost") or [] if rank not in (rescue.get("kept") or [])]
         there = sorted(str(rank) for rank in range(self.world_size) if rank not in lost)
         if len(parts) != len(self.seals) or sorted(states) != there:
-            raise CheckpointError(f"{RESTORE_MANIFEST} does not list the state of each rank once")
+            raise CheckpointError(f"{RESTORE_MANIFEST} does not list the state of each rank exactly once")
         if len({seal.get("plan") for seal in self.seals.values()}) != 1:
             raise CheckpointError("the parts come from different plans")
         for name, stored in self.tensors.items():
@@ -151,7 +151,9 @@ class RestoredFiles:
             raise CheckpointError(f"{file} lists an item without a name")
         name, dtype, shape = item["name"], DTYPES.get(str(item.get("dtype"))), item.get("shape")
         if dtype is None or not isinstance(shape, list):
-            raise CheckpointError(f"{file}: {name} has type {item.get('dtype')!r} and shape {shape!r}")
+            raise CheckpointError(
+                f"{file}: {name} has an impossible type or shape: {item.get('dtype')!r}, {shape!r}"
+            )
         count = 1
         for length in shape:
             count *= checked(f"{name}: a length of its shape", length)
@@ -169,7 +171,7 @@ class RestoredFiles:
         box = Box(_lengths(name, start), tuple(shape)) if is_dtensor else boxes.whole(whole_shape)
         stored = self.tensors.setdefault(name, StoredTensor(dtype, whole_shape, is_dtensor=is_dtensor))
         if (dtype, whole_shape, is_dtensor) != (stored.dtype, stored.shape, stored.is_dtensor):
-            raise CheckpointError(f"the checkpoint's shards of {name} are not of one tensor")
+            raise CheckpointError(f"the checkpoint's shards of {name} do not belong to the same tensor")
         if box in stored.pieces:
             raise CheckpointError(f"the checkpoint holds {name} twice")
         stored.pieces[box] = Piece(view, file, offset, offset + size, is_here=not self._comes_on_demand)
@@ -235,7 +237,7 @@ class StoredTensor:
         for piece, place, common in self.pieces_in(box):
             if not piece.is_here:
                 raise CheckpointError(
-                    f"bytes {piece.start} to {piece.end} of {piece.file} are read, but were not fetched"
+                    f"bytes {piece.start} to {piece.end} of {piece.file} are needed, but were not fetched"
                 )
             _narrow(target, common, box).copy_(_narrow(piece.data, common, place))
 

@@ -166,7 +166,8 @@ def _places(mesh: Any) -> Mapping[int, tuple[int, ...]]:
     world_size = torch.distributed.get_world_size()
     if set(places) != set(range(world_size)):
         raise ValueError(
-            f"its device mesh has {len(places)} of {world_size} ranks; make it a slice of a mesh of all ranks"
+            f"its device mesh has only {len(places)} of {world_size} ranks; make it a slice of a mesh of "
+            "all ranks"
         )
     return places
 
@@ -184,7 +185,7 @@ def _split(placement: Any, num_dims: int) -> Split | None:
         return None
     kind = type(placement).__name__
     if kind not in {"Shard", "_StridedShard"} or not 0 <= placement.dim < num_dims:
-        raise ValueError(f"its placement is {placement!r}")
+        raise ValueError(f"its placement {placement!r} is not supported")
     return Split(placement.dim, getattr(placement, "split_factor", 1))
 
 

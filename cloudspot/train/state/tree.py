@@ -122,7 +122,10 @@ class _Flattening:
         value = value.detach()
         if is_dtensor(value):
             if self._tensors is None:
-                raise SessionError(f"{path} is a DTensor, but each rank saves this state by itself")
+                raise SessionError(
+                    f"{path} is a DTensor, but each rank saves this state separately, so it must not be "
+                    "sharded"
+                )
             kind = type(local_of(value))
         if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
             raise SessionError(

@@ -1,4 +1,4 @@
-"""An emulated Alibaba Cloud: strict fakes of its services, and machines that boot."""
+"""An emulated Alibaba Cloud: strict fakes of its services, and machines that really boot."""
 
 from __future__ import annotations
 

@@ -23,10 +23,11 @@ IMAGE_ID: Final = "ubuntu_24_04_x64_20G_alibase_20261101.vhd"
 image, it has neither torch nor pip."""
 TORCH_IMAGE_ID: Final = "m-bp1cloudspottorch001"
 TORCH_IMAGE_FAMILY: Final = "cloudspot-torch"
-"""The family of an image for training, with torch and pip, which the account has copied to all regions."""
+"""The family of a training image with torch and pip, which the account has copied to all regions."""
 BARE_IMAGE_ID: Final = "m-bp1cloudspotbare0001"
-"""The account's own image with the system's python3 and curl, without cloudspot, in ``OWN_IMAGES_REGION``
-only."""
+"""The account's own image with the system's python3 and curl, without cloudspot, only in
+``OWN_IMAGES_REGION``.
+"""
 OWN_IMAGES_REGION: Final = "cn-hangzhou"
 ARM_IMAGE_ID: Final = "ubuntu_24_04_arm64_20G_alibase_20261101.vhd"
 DEFAULT_RESOURCE_GROUP: Final = "rg-acfmsandboxdefault"
@@ -46,7 +47,7 @@ _NOTHING: Final[Mapping[str, str]] = {}
 
 @dataclass
 class VSwitch:
-    """A subnet in one zone."""
+    """A vSwitch: a subnet in one zone."""
 
     id: str
     vpc: str
@@ -65,7 +66,7 @@ class Group:
     tags: dict[str, str] = field(default_factory=dict)
     is_managed: bool = False
     rules: list[dict[str, str]] = field(default_factory=list)
-    """The rules that let in others than its members, in the form of DescribeSecurityGroupAttribute."""
+    """The rules that admit others than the group's members, in the form of DescribeSecurityGroupAttribute."""
 
 
 class Place:
@@ -89,12 +90,12 @@ class Place:
         self.add_group(vpc=self.vpc)
 
     def subnet_of(self, zone: str) -> str:
-        """Return the addresses of a zone's default vSwitch."""
+        """Return the address range of a zone's default vSwitch."""
         subnets = ipaddress.ip_network(self.network).subnets(prefixlen_diff=2)
         return str(next(itertools.islice(subnets, self.zones.index(zone), None)))
 
     def remove_network(self) -> None:
-        """Become a region without a VPC."""
+        """Remove the region's VPC."""
         self.has_default_vpc = False
         self.vswitches.clear()
         self.groups.clear()
@@ -133,7 +134,7 @@ class Account:
         """The ids of Container Registry's instances, by region and name."""
         self.resource_groups = {DEFAULT_RESOURCE_GROUP}
         self.image_regions = {BARE_IMAGE_ID: OWN_IMAGES_REGION}
-        """The region of each of the account's own images; other images are public."""
+        """The region of each of the account's own images; all other images are public."""
         self.images: dict[str, dict[str, Any]] = {
             image_id: {
                 "ImageId": image_id,
@@ -153,7 +154,7 @@ class Account:
         """Return the region.
 
         Raises:
-            ApiError: there is no region of that name.
+            ApiError: the region does not exist.
         """
         if region not in REGIONS:
             raise ApiError("InvalidRegionId.NotFound", "The specified RegionId does not exist.", status=404)
@@ -162,7 +163,7 @@ class Account:
         return self._places[region]
 
     def images_in(self, region: str) -> Mapping[str, Mapping[str, Any]]:
-        """Return the images of a region, by id; public ones have the same ids in all regions."""
+        """Return the images of a region, by id; public images have the same ids in all regions."""
         return {
             name: one for name, one in self.images.items() if self.image_regions.get(name, region) == region
         }
@@ -200,7 +201,7 @@ class Account:
         return numbered_page("VSwitches", "VSwitch", rows, parameters, most=50)
 
     def list_registries(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer Container Registry's ListInstance; whether its filter also matches parts is undocumented."""
+        """Answer Container Registry's ListInstance; it is undocumented whether its filter matches parts."""
         wanted = parameters.get("InstanceName", "")
         rows = [
             {"InstanceId": found, "InstanceName": name, "InstanceStatus": "RUNNING", "RegionId": place}
@@ -311,7 +312,7 @@ class Account:
         return numbered_page("Images", "Image", rows, parameters, most=100)
 
     def describe_image_from_family(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribeImageFromFamily; a family that does not exist has no image."""
+        """Answer DescribeImageFromFamily; for a family that does not exist, the response has no image."""
         if "ImageFamily" not in parameters:
             raise ApiError("MissingParameter.ImageFamily", "ImageFamily is mandatory.")
         family = parameters["ImageFamily"]
@@ -347,7 +348,7 @@ class Account:
         return {"DeploymentSetId": made}
 
     def describe_deployment_sets(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribeDeploymentSets; a name also matches the sets that contain it."""
+        """Answer DescribeDeploymentSets; a name also matches the sets whose names contain it."""
         named = json_list(parameters, "DeploymentSetIds")
         rows = [
             {"DeploymentSetId": one, "DeploymentSetName": name}
@@ -358,12 +359,12 @@ class Account:
 
 
 def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags in an answer by name."""
+    """Return the tags in a response, by name."""
     return {one["TagKey"]: one["TagValue"] for one in described.get("Tags", {}).get("Tag", ())}
 
 
 def wanted_tags(parameters: Parameters) -> list[tuple[str, str | None]]:
-    """Return the tags that a listing asks for; a tag without a value matches any value.
+    """Return the tags that a listing requests; a tag without a value matches any value.
 
     Raises:
         ApiError: a tag has no name.
@@ -375,14 +376,14 @@ def wanted_tags(parameters: Parameters) -> list[tuple[str, str | None]]:
 
 
 def has_tags(tags: Mapping[str, str], wanted: Sequence[tuple[str, str | None]]) -> bool:
-    """Return whether all wanted tags exist."""
+    """Return whether all wanted tags are present."""
     return all(name in tags and value in {None, tags[name]} for name, value in wanted)
 
 
 def numbered_page(
     outer: str, inner: str, rows: Sequence[Any], parameters: Parameters, *, most: int
 ) -> dict[str, Any]:
-    """Return a page of a listing that is paged by numbers."""
+    """Return a page of a listing with numbered pages."""
     number, size = int(parameters.get("PageNumber", 1)), int(parameters.get("PageSize", 10))
     if number < 1 or not 1 <= size <= most:
         raise ApiError("InvalidParameter", "The specified PageNumber or PageSize is not valid.")

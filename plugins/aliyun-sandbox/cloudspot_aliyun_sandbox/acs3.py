@@ -1,6 +1,6 @@
 """Signature V3 (``ACS3-HMAC-SHA256``), which the second generation of Alibaba Cloud's SDKs uses.
 
-Headers contain the action, its version, the time and the nonce, which older SDKs send as parameters.
+The headers contain the action, its version, the time and the nonce, which older SDKs send as parameters.
 Source: "Request syntax and signature method V3" (checked 2026-11), whose example the tests use.
 """
 
@@ -26,7 +26,7 @@ NEEDED: Final = (
     "x-acs-signature-nonce",
     "x-acs-version",
 )
-"""The headers that must be signed, besides all others that begin with ``x-acs-``."""
+"""The headers that must be signed, in addition to all others that begin with ``x-acs-``."""
 
 
 class Signed(NamedTuple):
@@ -35,9 +35,9 @@ class Signed(NamedTuple):
     key: str
     signature: str
     headers: Mapping[str, str]
-    """The headers that begin with ``x-acs-``, and ``host``; a missing required header is empty."""
+    """The headers that begin with ``x-acs-``, and ``host``; a required header that is missing is empty."""
     unsigned: tuple[str, ...]
-    """The headers that should have been signed, but are not, or are missing."""
+    """The headers that should have been signed, but are unsigned or missing."""
     text: str
     """The text that is signed."""
     is_body_as_signed: bool
@@ -83,7 +83,7 @@ def read(environ: Mapping[str, Any], body: bytes) -> Signed | None:
 
 
 def canonical_query(query: str) -> str:
-    """Return a query's parameters by name, each part encoded according to RFC 3986."""
+    """Return a query's parameters by name, with names and values encoded according to RFC 3986."""
     pairs = sorted(parse_qsl(query, keep_blank_values=True))
     return "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in pairs)
 

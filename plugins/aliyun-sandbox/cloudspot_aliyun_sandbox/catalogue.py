@@ -13,7 +13,7 @@ from cloudspot_aliyun_sandbox.systemdisks import disk_price
 
 Parameters = Mapping[str, str]
 HISTORY_ROWS: Final = 7
-"""The items on a page, which are few, so that a caller that reads only the first page fails."""
+"""The number of items on a page, which is so small that a caller that reads only the first page fails."""
 _RATES: Final = ("0-3%", "3-5%", "5-10%", "10-100%")
 
 
@@ -34,13 +34,13 @@ class Catalogue:
         return usual * self._faults.spot_plan.price_factor(zone)
 
     def describe_instance_types(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribeInstanceTypes; a type that does not exist is left out."""
+        """Answer DescribeInstanceTypes, without the types that do not exist."""
         named = nested(parameters, "InstanceTypes")
         if len(named) > 10:
             raise ApiError("InvalidParameter", "The specified InstanceTypes are more than 10.")
         kinds = [kind for kind in KINDS.values() if not named or kind.name in named]
         start = int(parameters.get("NextToken") or 0)
-        # The page may be smaller than requested, as the real service's may.
+        # The page may be smaller than requested, as with the real service.
         end = start + min(int(parameters.get("MaxResults", 100)), 8)
         answer: dict[str, Any] = {
             "InstanceTypes": {"InstanceType": [describe(kind) for kind in kinds[start:end]]}
@@ -114,7 +114,7 @@ class Catalogue:
         return {"Currency": "CNY", "NextOffset": end, "SpotPrices": {"SpotPriceType": rows[start:end]}}
 
     def describe_price(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribePrice for a pay-as-you-go instance: its own price, and its disk's."""
+        """Answer DescribePrice for a pay-as-you-go instance, with its own price and that of its disk."""
         if parameters.get("ResourceType", "instance") != "instance":
             raise ApiError("SandboxNotImplemented", "the emulated ECS supports only ResourceType=instance")
         kind = self._kind(parameters, "InstanceType")

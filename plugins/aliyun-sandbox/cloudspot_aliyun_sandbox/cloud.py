@@ -1,4 +1,4 @@
-"""The whole emulated Alibaba Cloud, as `cloudspot sandbox aliyun` and tests of whole jobs start it."""
+"""The whole emulated Alibaba Cloud, which `cloudspot sandbox aliyun` and the tests of whole jobs start."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
 class EmulatedAliyun(EmulatedAccount):
     """One account with a bucket, a network with a vSwitch in each zone, and a RAM role for nodes.
 
-    OSS, ECS, Function Compute, and a job's calls of VPC, RAM and STS are served at one address.
+    OSS, ECS, Function Compute, and a job's calls to VPC, RAM and STS have one address.
     """
 
     name: ClassVar[str] = "aliyun"
@@ -76,7 +76,7 @@ class EmulatedAliyun(EmulatedAccount):
     network: ClassVar[str] = "172.16.0.0/16"
     metadata_addresses: ClassVar[tuple[str, ...]] = ("100.100.100.200",)
     metadata_service: ClassVar[str] = "cloudspot_aliyun_sandbox.metadata_server:EcsMetadataService"
-    # The same as cloud-init's AliYun data source.
+    # The same address as that of cloud-init's AliYun data source.
     fetch_user_data: ClassVar[str] = """\
 token=$(curl -sf -X PUT -H "X-aliyun-ecs-metadata-token-ttl-seconds: 60" "$METADATA_URL/latest/api/token") &&
 exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/user-data"
@@ -85,7 +85,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
     def __init__(self) -> None:
         super().__init__()
         self.credential_seconds: float | None = None
-        """How long the keys of new machines are valid; None for as long as ECS's keys."""
+        """How long the keys of new machines are valid; None for as long as those of the real ECS."""
         self._key_id = f"LTAI5t{secrets.token_hex(9)}"
         self._key_secret = secrets.token_hex(15)
         self._keys = RoleKeys(secrets.token_hex(16))
@@ -93,10 +93,10 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         self._host: MachineHost | None = None
         self._ecs: StrictEcs | None = None
         self.oss: StrictOss | None = None
-        """The account's buckets, which tests may change."""
+        """The account's buckets, which tests may modify."""
         self._functions: StrictFunctions | None = None
         self._roles: dict[str, str] = {}
-        """The role of each function's key; all other role keys are the machines'."""
+        """The role of each function, by the function's key; all other role keys belong to machines."""
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
@@ -135,13 +135,13 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         self.begin(directory, rights=rights_of, resource=resource_of)
 
     def environment(self) -> Mapping[str, str]:
-        """Return the variables that lead to the account, as its owner; see EmulatedCloud."""
+        """Return the variables with which the account's owner reaches it; see EmulatedCloud."""
         return {
             **self.machine_environment(),
             KEY_ID: self._key_id,
             KEY_SECRET: self._key_secret,
             REGION_VARIABLE: REGION,
-            # The variables of oss2's own provider of credentials and of ossutil.
+            # The variables of oss2's own credentials provider and of ossutil.
             "OSS_ACCESS_KEY_ID": self._key_id,
             "OSS_ACCESS_KEY_SECRET": self._key_secret,
             "OSS_REGION": REGION,
@@ -150,13 +150,13 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         }
 
     def machine_environment(self) -> Mapping[str, str]:
-        """Return the endpoints, which every image holds; see EmulatedCloud."""
+        """Return the endpoints' variables, which every image contains; see EmulatedCloud."""
         return {OSS_ENDPOINT: self.url, ECS_ENDPOINT: self.url}
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
         """Return the variable with the metadata service's address for the plugin's own client.
 
-        The SDKs have no such variable and never ask the service; their keys come from that client.
+        The SDKs have no such variable and never call the service; their keys come from that client.
         """
         return {ENDPOINT: url}
 
@@ -173,7 +173,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         return msgspec.structs.replace(machine, metadata=facts, programs={TRAIN_PYTHON: sys.executable})
 
     def tick(self) -> None:
-        """Run timers, and publish notices; see EmulatedAccount."""
+        """Run the timers, and publish notices; see EmulatedAccount."""
         assert self._functions is not None
         assert self._host is not None
         self._functions.run_due()
@@ -187,7 +187,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         return found
 
     def _may(self, key: str, right: str, resource: str) -> bool:
-        """Return whether the key's owner, a user or a role, has the right on the resource."""
+        """Return whether the key's owner, a user or a role, has the permission on the resource."""
         assert self._ecs is not None
         if not self._keys.is_role_key(key):
             if key == self._key_id:
@@ -201,7 +201,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         return is_allowed(policies, right, resource)
 
     def _make_bucket(self) -> None:
-        """Make the bucket through the API, as a user would; those calls do not count as a job's."""
+        """Make the bucket through the API, as a user would; these calls do not count as a job's."""
         import oss2
 
         auth = oss2.AuthV4(self._key_id, self._key_secret)
@@ -209,7 +209,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
 
 
 class _Keys(Secrets):
-    """Secrets that include the users' keys, which were made through the API."""
+    """The account's secrets and those of users' keys that were made through the API."""
 
     ram: Ram
 

@@ -49,7 +49,7 @@ class Disks:
         return {"DiskId": made}
 
     def describe(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribeDisks, in one page."""
+        """Answer DescribeDisks, with a single page."""
         check_handled(parameters, {"MaxResults", "Status", "Tag"}, what="filter")
         wanted, status = wanted_tags(parameters), parameters.get("Status", "All")
         rows = [

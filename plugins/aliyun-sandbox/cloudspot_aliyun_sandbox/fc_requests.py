@@ -60,7 +60,7 @@ SETTINGS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "runtime": str,
     "timeout": int,
 }
-"""The fields of a function that are emulated; other fields are refused."""
+"""The emulated fields of a function; other fields are refused."""
 _FIELDS: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
     "CreateFunction": {"functionName": str, "tags": list, **SETTINGS},
     "UpdateFunction": SETTINGS,
@@ -110,7 +110,7 @@ def archive_of(code: Mapping[str, Any]) -> bytes:
     """Return the zip in the request.
 
     Raises:
-        ApiError: it is not a zip, or does not match its checksum.
+        ApiError: the content is not a zip, or does not match its checksum.
     """
     try:
         archive = base64.b64decode(code["zipFile"], validate=True)
@@ -127,7 +127,7 @@ def config_of(kind: str, text: str) -> dict[str, Any]:
     """Return a trigger's configuration.
 
     Raises:
-        ApiError: the service refuses it, or it is not emulated.
+        ApiError: the service refuses the trigger, or it is not emulated.
     """
     try:
         config = dict(json.loads(text))

@@ -1,8 +1,7 @@
 """Runs a function's code as Function Compute's custom runtimes do, in a process that serves HTTP.
 
-All instances share a network here, so each listens on a port of its own.
-Source: Function Compute, "Event handlers" and "Specifications" of custom runtimes, "Configure environment
-variables" (checked 2026-11).
+All instances share a network here, so each of them listens on a port of its own. Source: Function Compute,
+"Event handlers" and "Specifications" of custom runtimes, "Configure environment variables" (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ class Code:
     region: str
     account: str
     environment: Mapping[str, str]
-    """The process's variables, except those that the runtime itself sets."""
+    """The process's variables, except those that the runtime sets by itself."""
 
 
 class CustomRuntime(FunctionProcess):
     """An instance of one function."""
 
     def __init__(self, code: Code, key: Credentials, directory: Path) -> None:
-        """Unpack the code below ``directory`` and start its process, with a key of its role."""
+        """Unpack the code in ``directory`` and start its process, with a key of its role."""
         super().__init__(code.archive, directory)
         self._code = code
         self._port = free_port()
@@ -57,15 +56,15 @@ class CustomRuntime(FunctionProcess):
             "FC_FUNC_CODE_PATH": str(self.code_path),
             "FC_REGION": code.region,
         }
-        # The runtime's Python is this one, without its installed packages.
+        # The runtime's Python is the current one, without its installed packages.
         self.start(code.command[1:], environment)
 
     def invoke(self, event: bytes, key: Credentials, request_id: str) -> Result:
-        """Pass the event to the function, and return its result; a dead or late process has failed."""
+        """Pass the event to the function, and return its result, a failure if the process dies or is late."""
         log = self.printed()
         try:
             if not self.is_serving(self._port, within_seconds=START_SECONDS):
-                raise ConnectionRefusedError("no server listens")
+                raise ConnectionRefusedError("no server is listening")
             is_error, payload = self._ask(event, key, request_id)
         except (OSError, http.client.HTTPException) as error:
             is_late = isinstance(error, TimeoutError)

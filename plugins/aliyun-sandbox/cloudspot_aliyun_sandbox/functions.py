@@ -1,9 +1,9 @@
 """Function Compute 3.0 and its triggers: functions are checked, kept, and really run.
 
-Timers run them, and so does EventBridge at ECS's notices. Source: Function Compute API
-reference, version 2023-03-30; "Timer triggers", "Configure event triggers for Alibaba Cloud services"; ECS,
-"Instance event notifications" (checked 2026-11). From memory: that a function with triggers cannot be
-deleted, and that a role takes a while to be known.
+Functions are run by timers and by EventBridge at ECS's notices. Source: Function Compute API reference,
+version 2023-03-30; "Timer triggers", "Configure event triggers for Alibaba Cloud services"; ECS, "Instance
+event notifications" (checked 2026-11). From memory: a function with triggers cannot be deleted, and a role
+takes a while to be known.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 NEW_SECONDS: Final = 5.0
 """How long a new role is unknown here; the real time is undocumented."""
 PENDING_SECONDS: Final = 1.0
-"""How long a new or changed function is not ready."""
+"""How long a new or changed function is not ready, in seconds."""
 _ROLE: Final = re.compile(rf"acs:ram::{ACCOUNT_ID}:role/([\w.-]+)")
 
 
@@ -112,10 +112,10 @@ class StrictFunctions:
         environment: Mapping[str, str],
         directory: Path,
     ) -> None:
-        """Run functions below ``directory``; requests to other services reach ``app`` unchanged.
+        """Run functions in ``directory``; requests to other services reach ``app`` unchanged.
 
-        ``is_granted`` returns whether a key has a right on a resource; ``issue`` makes a key of a role.
-        ``environment`` has the variables that lead every function to this cloud.
+        ``is_granted`` returns whether a key has a permission on a resource; ``issue`` makes a key of a role.
+        ``environment`` has the variables with which every function reaches this cloud.
         """
         self._app = app
         self._account = account
@@ -162,7 +162,7 @@ class StrictFunctions:
                 content = b"" if answer is None else json.dumps(answer).encode()
         except ApiError as error:
             code, status, content = error.code, error.status, error_body(error)
-        shown.pop("code", None)  # The code would fill the log.
+        shown.pop("code", None)  # The function's code would fill the log.
         self._faults.record(Call("fc", action, shown, "", code, access_key=signed.get("AccessKeyId", "")))
         headers += [("X-Fc-Request-Id", randomness.token_hex(16)), ("Content-Length", str(len(content)))]
         start_response(f"{status} {'OK' if status < 400 else 'Error'}", headers)
@@ -171,7 +171,7 @@ class StrictFunctions:
     def _admit(
         self, environ: Mapping[str, Any], body: bytes, signed: Mapping[str, str], action: str, name: str
     ) -> None:
-        """Refuse a caller that has not signed correctly, or lacks the right.
+        """Refuse a caller that has not signed correctly, or lacks the permission.
 
         Raises:
             ApiError: the caller is refused, with the service's wording.
@@ -275,10 +275,10 @@ class StrictFunctions:
     # --- running ----------------------------------------------------------------------------------
 
     def invoke(self, name: str, event: bytes) -> Result:
-        """Run the function to its end.
+        """Run the function until it returns.
 
         Raises:
-            ApiError: there is no such function, or it is not ready.
+            ApiError: the function does not exist, or it is not ready.
         """
         with self._lock:
             function = self._find(name)
@@ -314,7 +314,7 @@ class StrictFunctions:
                 self._start(function, json.dumps(event).encode())
 
     def tell(self, type_: str, data: Mapping[str, Any]) -> None:
-        """Publish an event of ECS on the default bus, and run the functions that wait for it."""
+        """Publish an ECS event on the default bus, and run the functions that are triggered by it."""
         event = {
             "id": randomness.token_hex(16),
             "source": "acs.ecs",
@@ -337,7 +337,7 @@ class StrictFunctions:
                     self._start(function, json.dumps(event).encode())
 
     def kill_running(self) -> None:
-        """Kill the functions that run now."""
+        """Kill the functions that are running."""
         self._processes.kill_running()
 
     def close(self) -> None:

@@ -25,17 +25,18 @@ from cloudspot_aliyun_sandbox.systemdisks import check_disk
 Parameters = Mapping[str, str]
 MAX_USER_DATA_BYTES: Final = 32768
 TOKEN_SECONDS: Final = 600.0
-"""How long a token is honoured: only as long as the plugin assumes."""
+"""How long a token is honoured, in seconds: only as long as the plugin assumes."""
 FORGOTTEN_AFTER_SECONDS: Final = 10.0
-"""As long as a contrary account honours it."""
+"""How long a token is honoured if the fault ``token-forgotten`` is set."""
 LEAST_RELEASE_SECONDS: Final = 30 * 60.0
 MAX_GROUPS: Final = 5
-"""The most security groups of a network interface ("Security group limits"; from memory)."""
+"""The maximum number of security groups of a network interface ("Security group limits"; from memory)."""
 MAX_IN_SET: Final = 20
-"""The most machines of a deployment set of the strategy Availability in one zone ("Improve business
-availability by using deployment sets"; checked 2026-11)."""
+"""The maximum number of machines in one zone of a deployment set with the strategy Availability ("Improve
+business availability by using deployment sets"; checked 2026-11).
+"""
 MAX_TAGS: Final = 20
-"""The most tags of an instance."""
+"""The maximum number of tags of an instance."""
 ARCHITECTURES: Final = {"X86": "x86_64", "ARM": "arm64"}
 _PATTERN: Final = re.compile(r"(.*)\[(\d*),?(\d*)\](.*)")
 _NAME: Final = re.compile(r"[A-Za-z一-鿿][\w:.\-一-鿿]{1,127}")
@@ -44,7 +45,7 @@ _HOST_LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class Taken:
-    """The launch that a client token stands for."""
+    """The launch that belongs to a client token."""
 
     request: str
     instance_ids: tuple[str, ...]
@@ -129,7 +130,7 @@ def numbered_names(parameters: Parameters, amount: int) -> list[tuple[str, str]]
     """Return the machines' instance and host names, numbered if they contain ``[begin,bits]``.
 
     Raises:
-        ApiError: one is malformed.
+        ApiError: a name is malformed.
     """
     return list(
         zip(
@@ -144,7 +145,7 @@ def release_time(text: str, *, now: float) -> float:
     """Return the moment of an AutoReleaseTime; its seconds are dropped.
 
     Raises:
-        ApiError: it is malformed, nearer than half an hour, or farther than three years.
+        ApiError: the time is malformed, less than half an hour away, or more than three years.
     """
     error = ApiError(
         "InvalidAutoReleaseTime.Malformed", "The specified parameter AutoReleaseTime is not valid."
@@ -202,7 +203,7 @@ def check_tags(given: Sequence[Mapping[str, str]]) -> None:
     """Refuse tags that ECS refuses.
 
     Raises:
-        ApiError: there are too many, or one is too long, repeated, or reserved by ECS.
+        ApiError: there are too many tags, or one is too long, repeated, or reserved by ECS.
     """
     if len(given) > MAX_TAGS:
         raise ApiError("InvalidTagCount", "The specified tags are beyond the permitted range.")
@@ -224,7 +225,7 @@ def _names(parameters: Parameters, field: str, amount: int, *, most: int) -> lis
         begin, bits = int(match[2] or 0), int(match[3] or 6)
         if not match[1] or begin > 999_999 or not 1 <= bits <= 6:
             raise ApiError(f"Invalid{field}.Malformed", f'The specified parameter "{field}" is not valid.')
-        # If the last number has more digits, ECS uses six.
+        # If the first number needs more digits than ``bits``, ECS uses six digits.
         bits = bits if len(str(begin)) <= bits else 6
         names = [f"{match[1]}{begin + i:0{bits}d}{match[4]}" for i in range(amount)]
     elif parameters.get("UniqueSuffix") == "true":

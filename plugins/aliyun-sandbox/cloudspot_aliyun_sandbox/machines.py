@@ -24,7 +24,7 @@ _STATUSES: Final = {
     InstanceState.SHUTTING_DOWN: "Stopping",
 }
 NUM_RESERVED: Final = 10
-"""The number of addresses at the start of a vSwitch that machines do not get."""
+"""The number of addresses at the start of a vSwitch that are not given to machines."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class BootDisk:
 
     size_gib: int
     copied: str | None
-    """The machine host's path of the disk of which it is a copy; None if it is no copy."""
+    """The path of the disk of which it is a copy, for the machine host; None if it is not a copy."""
     is_bare: bool
     """Whether its image has no cloudspot."""
     packages: tuple[str, ...]
-    """The packages of its image's Python; see EmulatedMachine."""
+    """The packages of the image's Python; see EmulatedMachine."""
 
 
 @dataclass
@@ -66,18 +66,18 @@ class Machine:
     tags: dict[str, str] = field(default_factory=dict)
     status: str = "Pending"
     is_taken: bool = False
-    """Whether it has the notice of a reclaim."""
+    """Whether the machine has received the notice of a reclaim."""
     released_at: float | None = None
     auto_release_at: float | None = None
 
     @property
     def is_released(self) -> bool:
-        """Return whether it has been released."""
+        """Return whether the machine has been released."""
         return self.released_at is not None
 
     @property
     def num_vcpus(self) -> int:
-        """Return the number of vCPUs that it uses of a quota."""
+        """Return the number of vCPUs by which it uses up a quota."""
         return KINDS[self.instance_type].cpus
 
     def describe(self) -> dict[str, Any]:
@@ -113,7 +113,10 @@ class Machine:
 
 
 class Machines:
-    """All machines of one emulated account. The caller holds ``lock`` across calls that belong together."""
+    """All machines of one emulated account.
+
+    The caller holds ``lock`` for the whole of a group of calls that belong together.
+    """
 
     def __init__(self, host: MachineHost, faults: Faults, clock: Callable[[], float]) -> None:
         self.lock = threading.RLock()
@@ -124,7 +127,7 @@ class Machines:
         self._late_tags = LateChanges(clock)
 
     def console(self, machine: Machine) -> str:
-        """Return the machine's output so far."""
+        """Return the machine's console output so far."""
         return self._host.console(machine.id)
 
     def make(
@@ -188,7 +191,7 @@ class Machines:
         self._late_tags.catch_up()
 
     def is_known(self, instance_id: str, region: str) -> bool:
-        """Return whether the API knows the instance now, in a region."""
+        """Return whether the API knows the instance now, in the given region."""
         machine = self.by_id.get(instance_id)
         if machine is None or machine.region != region:
             return False
@@ -199,7 +202,7 @@ class Machines:
         return [one for one in self.by_id.values() if self.is_known(one.id, region)]
 
     def alive(self) -> list[Machine]:
-        """Return the machines that count against stock and quotas, including stopped ones."""
+        """Return the machines that count towards stock and quotas, including stopped ones."""
         return [one for one in self.by_id.values() if not one.is_released]
 
     def release(self, machine: Machine) -> None:
@@ -221,7 +224,7 @@ class Machines:
             self._late_tags.make(change, after_seconds=self._faults.tag_lag_seconds)
 
     def show_tags(self, machine: Machine) -> None:
-        """Let the machine's metadata show its current tags, if that is enabled."""
+        """Show the current tags in the machine's metadata, if that is enabled."""
         shown = machine.tags if machine.metadata["InstanceMetadataTags"] == "enabled" else {}
         self._host.set_tags(machine.id, shown)
 
@@ -237,7 +240,7 @@ class Machines:
         if status.state is not InstanceState.ENDED:
             machine.status = _STATUSES[status.state]
         elif status.end_reason is EndReason.SELF:
-            # A machine that shut itself down still exists, and is billed.
+            # A machine that has shut itself down still exists, and is billed.
             machine.status = "Stopped"
         else:
             machine.released_at = self._clock()
@@ -294,6 +297,6 @@ def _emulated(machine: Machine, parameters: Mapping[str, str], *, rank: int, net
 
 
 def _doubled(host_name: str) -> str:
-    """Return the host name with twice its number."""
+    """Return the host name with its number doubled."""
     stem, dash, number = host_name.rpartition("-")
     return f"{stem}{dash}{2 * int(number)}"

@@ -1,8 +1,8 @@
 """The emulated market: instance types, zones and made-up prices, the same in every process.
 
-It has some of the real types. The sizes are from ECS documentation, "GPU-accelerated compute-optimized
-instance families" and "Overview of instance families" (checked 2026-11); the zones that sell them are made
-up.
+The types are a selection of the real ones. The sizes are from ECS documentation, "GPU-accelerated
+compute-optimized instance families" and "Overview of instance families" (checked 2026-11); the zones that
+sell them are made up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Kind(NamedTuple):
     cpus: int
     memory_gib: float
     price: float
-    """Pay-as-you-go, in CNY an hour; close to real prices, so that a sandbox's bill looks realistic."""
+    """Pay-as-you-go prices in CNY an hour, close to the real prices, so that a sandbox's bill looks
+    realistic.
+    """
     gpu: str = ""
     num_gpus: int = 0
     architecture: str = "X86"

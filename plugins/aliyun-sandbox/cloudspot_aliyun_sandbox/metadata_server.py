@@ -1,4 +1,4 @@
-"""ECS's metadata service of one emulated machine, as strict as the real one.
+"""ECS's metadata service for one emulated machine, as strict as the real service.
 
 Sources: ECS user guide, "Instance metadata" (items, security hardening mode and its errors), "Instance
 identities", "Preemptible instances"; API reference of RunInstances and ModifyInstanceMetadataOptions
@@ -20,12 +20,12 @@ from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 class EcsMetadataService(RoleMetadata):
     """One machine's service.
 
-    Its facts are ``instance-id``, ``instance-name``, ``instance-type``, ``hostname``, ``image-id``, ``mac``,
-    ``private-ipv4``, ``region-id``, ``zone-id``, ``vpc-id``, ``vpc-cidr-block``, ``vswitch-id``,
-    ``vswitch-cidr-block``, ``owner-account-id``, ``serial-number``; ``market`` (``spot`` or ``on-demand``);
-    ``http-endpoint``, ``http-tokens`` and ``http-put-response-hop-limit`` with the values of RunInstances;
-    ``role`` with ``role-seed`` (see ``rolekeys``) and ``credential-seconds``. It shows the tags of the
-    machine host, which the emulated ECS sets only if InstanceMetadataTags is enabled.
+    The machine host supplies ``instance-id``, ``instance-name``, ``instance-type``, ``hostname``,
+    ``image-id``, ``mac``, ``private-ipv4``, ``region-id``, ``zone-id``, ``vpc-id``, ``vpc-cidr-block``,
+    ``vswitch-id``, ``vswitch-cidr-block``, ``owner-account-id``, ``serial-number``; ``market`` (``spot`` or
+    ``on-demand``); ``http-endpoint``, ``http-tokens`` and ``http-put-response-hop-limit`` with the values of
+    RunInstances; ``role`` with ``role-seed`` (see ``rolekeys``) and ``credential-seconds``. The service shows
+    the machine's tags, which the emulated ECS supplies only if InstanceMetadataTags is enabled.
     """
 
     versions: ClassVar[tuple[str, ...]] = ("2016-01-01", "latest")
@@ -39,7 +39,7 @@ class EcsMetadataService(RoleMetadata):
     renewed_before: ClassVar[timedelta] = timedelta(minutes=30)
 
     def answer(self, request: Request) -> Answer:
-        """Answer one request; refuse all while the endpoint is disabled."""
+        """Answer one request; refuse all requests while the endpoint is disabled."""
         if self.view.facts.get("http-endpoint", "enabled") == "disabled":
             return self.refuse(403)
         return super().answer(request)

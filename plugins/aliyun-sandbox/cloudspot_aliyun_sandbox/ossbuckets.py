@@ -1,4 +1,7 @@
-"""The content of the emulated OSS: buckets, objects, and uploads under way. It is not thread-safe."""
+"""The contents of the emulated OSS: buckets, objects, and uploads in progress.
+
+This module is not thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Stored:
 
 @dataclass
 class Multipart:
-    """An upload under way."""
+    """A multipart upload in progress."""
 
     key: str
     content_type: str
@@ -56,20 +59,20 @@ class HeldBucket:
     region: str
     created_at: datetime
     versioning: str = ""
-    """``Enabled``, ``Suspended``, or empty if it never had versions."""
+    """``Enabled``, ``Suspended``, or empty if versioning was never on."""
     owner: str = "1234567890123456"
     acl: str = "private"
     encryption: str = ""
-    """The algorithm, or empty."""
+    """The encryption algorithm, or empty."""
     policy: bytes = b""
     """The bucket's policy, in JSON."""
     lifecycle: bytes = b""
-    """The lifecycle configuration, as it was put."""
+    """The lifecycle configuration, exactly as it was uploaded."""
     objects: dict[str, Stored] = field(default_factory=dict)
     uploads: dict[str, Multipart] = field(default_factory=dict)
 
     def write(self, key: str, stored: Stored, *, forbid_overwrite: bool) -> Stored:
-        """Store an object; the write is create-only if requested, unless the bucket has versions."""
+        """Store an object; the write is create-only if that is requested, unless versioning is on."""
         if forbid_overwrite and not self.versioning and key in self.objects:
             raise already_exists()
         if self.versioning:
@@ -100,7 +103,7 @@ class HeldBucket:
         return stored
 
     def joined(self, upload: Multipart, listed: list[tuple[int, str]], *, now: datetime) -> Stored:
-        """Return the object made of the listed parts."""
+        """Return the object that the listed parts make up."""
         numbers = [number for number, _ in listed]
         if not numbers:
             raise OssRefusal(400, "MalformedXML", "The XML you provided was not well-formed.")

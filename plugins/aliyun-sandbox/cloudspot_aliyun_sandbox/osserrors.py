@@ -1,4 +1,4 @@
-"""Refusals of the emulated OSS, in its words."""
+"""Refusals of the emulated OSS, with the real service's wording."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REQUEST_ID = "5C3D9175B6FC201293AD0000"
 
 
 class OssRefusal(Exception):
-    """An answer that is an error."""
+    """A response that is an error."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class OssRefusal(Exception):
         self.headers = headers
 
     def body(self, host: str) -> bytes:
-        """Return the answer's body."""
+        """Return the response's body."""
         fields = {"Code": self.code, "Message": self.message, "RequestId": REQUEST_ID, "HostId": host}
         inner = "".join(
             f"  <{name}>{escape(value)}</{name}>\n" for name, value in {**fields, **self.details}.items()

@@ -17,7 +17,7 @@ CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-s
 
 
 def check_conditions(request: OssRequest, stored: Stored) -> None:
-    """Raise OssRefusal if the object does not meet the request's conditions; 304 if it has not changed."""
+    """Raise OssRefusal if the object does not meet the request's conditions (304: it is unchanged)."""
     match, none_match, changed, unchanged = (request.headers.get(name) for name in CONDITIONS)
     modified_at = stored.modified_at.astimezone(timezone.utc).replace(microsecond=0)
     latest, earliest = _moment(unchanged), _moment(changed)
@@ -33,7 +33,7 @@ def check_conditions(request: OssRequest, stored: Stored) -> None:
 
 
 def _moment(text: str | None) -> datetime | None:
-    """Return a header's time, or None if it is missing or invalid, which OSS ignores."""
+    """Return the time in a header, or None if it is missing or invalid: OSS ignores invalid times."""
     try:
         return None if text is None else parsedate_to_datetime(text).astimezone(timezone.utc)
     except ValueError:
@@ -41,7 +41,7 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def range_of(text: str, size: int, *, is_standard: bool) -> tuple[int, int] | None:
-    """Return the range's start and end (exclusive), or None if the whole object is sent instead."""
+    """Return the range's start and end (exclusive), or None if the whole object is to be sent instead."""
     unit, _, span = text.partition("=")
     first, dash, last = span.partition("-")
     if unit != "bytes" or not dash or not (first or last) or not (first + last).isdigit():

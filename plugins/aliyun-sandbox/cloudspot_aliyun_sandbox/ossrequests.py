@@ -1,4 +1,4 @@
-"""Parses requests to OSS: the action, its object, the right that it takes, and its parameters and headers.
+"""Parses requests to OSS: the action, its object, the permission it needs, its parameters and headers.
 
 Source: OSS API reference, the operations' pages, and "RAM policies" (checked 2026-11).
 """
@@ -41,7 +41,7 @@ RIGHTS: Final[Mapping[str, str]] = {
     "PutObject": "oss:PutObject",
     "UploadPart": "oss:PutObject",
 }
-"""The right that each action takes; a copy also takes the right to read its source."""
+"""The permission that each action needs; a copy also needs permission to read its source."""
 _LIST = frozenset(
     {
         "list-type",
@@ -93,7 +93,7 @@ SIGNING: Final = frozenset(
         "x-oss-signature-version",
     }
 )
-"""The parameters that a signed URL adds to the action's own."""
+"""The parameters that a signed URL adds to those of the action."""
 _ALWAYS = frozenset({"x-oss-content-sha256", "x-oss-date", "x-oss-security-token"})
 _WRITE = frozenset({"x-oss-forbid-overwrite"})
 _HEADERS: Final[Mapping[str, frozenset[str]]] = {
@@ -119,7 +119,7 @@ class OssRequest:
     action: str = ""
     body: bytes = b""
     region: str = ""
-    """The signature's region; empty for version 1, which names none."""
+    """The signature's region; empty for version 1, which names no region."""
     access_key: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     """The headers, by lower-case name."""
@@ -135,7 +135,7 @@ class OssRequest:
         return {name: value for name, value in self.headers.items() if name.startswith("x-oss-meta-")}
 
     def unknown(self) -> str | None:
-        """Return a parameter or header that the action does not have, or None."""
+        """Return a parameter or header that the action does not have, or None if there is no such one."""
         parameters = _PARAMETERS.get(self.action, frozenset()) | SIGNING
         for name in self.query:
             if name not in parameters:
@@ -150,9 +150,9 @@ class OssRequest:
 
 
 def parse_request(environ: dict[str, Any], domains: Mapping[str, str]) -> OssRequest:
-    """Return the parsed request; its body is not read yet.
+    """Return the parsed request, without reading its body.
 
-    It is in path style, unless its host is one of the ``domains``, which belong to single buckets.
+    The request is in path style, unless its host is one of the ``domains``, which belong to single buckets.
     """
     raw_path, _, raw_query = str(environ["REQUEST_URI"]).partition("?")
     path = unquote(raw_path).removeprefix("/")

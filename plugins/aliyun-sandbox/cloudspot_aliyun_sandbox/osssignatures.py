@@ -46,7 +46,7 @@ class Signature:
     access_key: str
     value: str
     at: datetime
-    """When it was made; for a signed URL of version 1, when it expires."""
+    """When the signature was made; for a signed URL of version 1, when it expires."""
     region: str = ""
     expires_seconds: int | None = None
     """How long a signed URL is valid; None if the signature is in a header."""
@@ -58,7 +58,7 @@ def read_signature(request: OssRequest) -> Signature | None:
     """Return the request's signature, unchecked, or None if it has none.
 
     Raises:
-        OssRefusal: it is malformed.
+        OssRefusal: the signature is malformed.
     """
     authorization, query = request.headers.get("authorization", ""), request.query
     token = request.headers.get("x-oss-security-token", "")
@@ -100,10 +100,10 @@ def read_signature(request: OssRequest) -> Signature | None:
 
 
 def check_signature(request: OssRequest, signature: Signature, secret: str, *, now: datetime) -> None:
-    """Compare the signature with the one that the secret makes of this request.
+    """Compare the signature with the one that the secret yields for this request.
 
     Raises:
-        OssRefusal: they differ, or the signature is too old.
+        OssRefusal: the signatures differ, or the given one is too old.
     """
     if signature.expires_seconds is None:
         if abs(now - signature.at) > MAX_SKEW:
@@ -191,7 +191,7 @@ def _sign_v4(request: OssRequest, signature: Signature, secret: str) -> str:
 
 
 def _scope(credential: str, at: str) -> tuple[str, str, datetime]:
-    """Return the key's id, the region and the moment."""
+    """Return the key's id, the region and the time."""
     match = _CREDENTIAL.fullmatch(credential)
     if match is None or re.fullmatch(r"\d{8}T\d{6}Z", at) is None or not at.startswith(match[2]):
         raise _malformed("The credential or the date is malformed.")

@@ -1,4 +1,4 @@
-"""The XML that the emulated OSS reads and answers."""
+"""Parses and writes the XML of the emulated OSS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(body: bytes) -> ET.Element:
     """Return the XML of a request's body.
 
     Raises:
-        OssRefusal: it is not XML.
+        OssRefusal: the body is not XML.
     """
     try:
         return ET.fromstring(body)  # noqa: S314 - a sandbox of one's own
@@ -37,7 +37,7 @@ def parts(body: bytes) -> list[tuple[int, str]]:
 
 
 def bucket_info(bucket: HeldBucket) -> bytes:
-    """Return GetBucketInfo's answer; a bucket that never had versions has no such element."""
+    """Return GetBucketInfo's response, without a versioning element if versioning was never on."""
     state = f"<Versioning>{bucket.versioning}</Versioning>" if bucket.versioning else ""
     encryption = (
         f"<ServerSideEncryptionRule><SSEAlgorithm>{bucket.encryption or 'None'}</SSEAlgorithm>"
@@ -141,7 +141,7 @@ def uploaded_parts(bucket: str, key: str, upload: Multipart, query: Mapping[str,
 
 
 def keys_to_delete(body: bytes) -> tuple[list[str], bool]:
-    """Return the keys that DeleteMultipleObjects names, and whether the answer must not list them."""
+    """Return the keys that DeleteMultipleObjects names, and whether the response must not list them."""
     root = read(body)
     return [one.findtext("Key") or "" for one in root.iter("Object")], root.findtext("Quiet") == "true"
 
@@ -155,7 +155,7 @@ def deleted(keys: Iterable[str], query: Mapping[str, str]) -> bytes:
 def listing(bucket: HeldBucket, query: Mapping[str, str], limit: int) -> bytes:
     """Return a page of ListObjects, of either version.
 
-    Keys are in byte order; keys that share a delimited prefix are shown as one.
+    Keys are in byte order; keys with a common prefix up to the delimiter are shown as one.
     """
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     is_second = query.get("list-type") == "2"

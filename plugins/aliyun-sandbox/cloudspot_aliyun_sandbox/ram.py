@@ -1,7 +1,7 @@
-"""The parts of RAM that a driver's function or docs/aliyun.md needs: roles, policies and their rights.
+"""The parts of RAM that a driver's function or docs/aliyun.md needs: roles, policies and permissions.
 
-Source: RAM API reference, version 2015-05-01 (checked 2026-11). It is from memory that a role or a policy
-with attachments cannot be deleted, and with which codes.
+Source: RAM API reference, version 2015-05-01 (checked 2026-11). From memory: a role or a policy with
+    attachments cannot be deleted, and the codes of these refusals.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Policy:
 
     versions: list[str]
     roles: set[str] = field(default_factory=set)
-    """The roles that it is attached to."""
+    """The roles to which the policy is attached."""
     users: set[str] = field(default_factory=set)
-    """The users that it is attached to."""
+    """The users to which the policy is attached."""
     groups: set[str] = field(default_factory=set)
-    """The groups that it is attached to."""
+    """The groups to which the policy is attached."""
 
 
 class Ram:
     """Roles and policies of one account. The caller holds a lock."""
 
     def __init__(self, account_id: str, roles: dict[str, str]) -> None:
-        """``roles`` maps each role to the service that it trusts; new roles are added to it."""
+        """``roles`` maps each role to the service that it trusts; new roles are added to ``roles``."""
         self._account_id = account_id
         self._roles = roles
         self._told: dict[str, tuple[str, str]] = {}

@@ -1,7 +1,7 @@
-"""The rights that a recorded request took, and their resources, for comparison with a policy.
+"""The permissions that a recorded request needed, and their resources, for comparison with a policy.
 
-Source: RAM authorization of ECS, VPC, RAM and OSS (checked 2026-11): a right is named after its action,
-except the right to pass a role and OSS's rights.
+Source: RAM authorization of ECS, VPC, RAM and OSS (checked 2026-11): a permission is named after its action,
+    except for passing a role and for OSS.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from cloudspot.emulation.api_faults import Call
 from cloudspot_aliyun_sandbox.ossrequests import RIGHTS
 
 FREE: Final = frozenset({"sts:GetCallerIdentity"})
-"""The actions that need no right."""
+"""The actions that need no permission."""
 
 
 def rights_of(call: Call) -> frozenset[str]:
-    """Return the rights that the call took, such as ``ecs:RunInstances``."""
+    """Return the permissions that the call needed, such as ``ecs:RunInstances``."""
     if call.service == "oss":
         right = RIGHTS.get(call.action, f"oss:{call.action}")
         return frozenset({right, RIGHTS["GetObject"]} if call.action == "CopyObject" else {right})
@@ -41,7 +41,7 @@ _ON_IMAGES: Final = frozenset({"ecs:CreateImage", "ecs:DeleteImage"})
 
 
 def resource_of(call: Call, *, right: str = "") -> str:
-    """Return the name of the call's resource, or of the resource of its ``right``, or ``*`` for any."""
+    """Return the name of the resource of the call, or of its permission ``right``, or ``*`` for any."""
     if right in _ON_MACHINES:
         return "acs:ecs:*:*:instance/i-0"
     if right in _ON_IMAGES:

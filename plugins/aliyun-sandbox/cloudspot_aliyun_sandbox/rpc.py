@@ -1,9 +1,9 @@
-"""Reads requests in the RPC style of Alibaba Cloud's control plane; verifies signatures and parameters.
+"""Parses requests in the RPC style of Alibaba Cloud's control plane; verifies signatures and parameters.
 
-A request is signed by version 2 (in its parameters) or by version 3 (in headers: see acs3.py). Sources: ECS
-developer reference, "Request syntax and signature method V2 for RPC APIs", "Common error codes"; the SDK's
-own request classes, which name every parameter (checked 2026-11). The HTTP status of some common errors is
-from memory.
+A request is signed with version 2 (in its parameters) or with version 3 (in headers: see acs3.py). Sources:
+ECS developer reference, "Request syntax and signature method V2 for RPC APIs", "Common error codes"; the
+SDK's own request classes, which name every parameter (checked 2026-11). The HTTP status of some common errors
+is from memory.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _OTHERS: Final[Mapping[str, frozenset[str]]] = {
         {"IsDefault", "PageNumber", "PageSize", "Tag.N.Key", "Tag.N.Value", "VSwitchId", "VpcId", "ZoneId"}
     ),
 }
-"""The parameters of the other products' actions that a plugin uses, or docs/aliyun.md.
+"""The parameters of those actions of other products that a plugin or docs/aliyun.md uses.
 
 Sources: the API references of VPC, RAM, STS and Container Registry.
 """
@@ -116,7 +116,7 @@ def read_parameters(environ: Mapping[str, Any], body: bytes) -> dict[str, str]:
     """Return all parameters of a request, from its query and its body.
 
     Raises:
-        ApiError: one is given twice.
+        ApiError: a parameter is given twice.
     """
     pairs = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     if str(environ.get("CONTENT_TYPE", "")).startswith("application/x-www-form-urlencoded"):
@@ -130,7 +130,7 @@ def read_parameters(environ: Mapping[str, Any], body: bytes) -> dict[str, str]:
 
 
 def _parameters_in_headers(signed: acs3.Signed | None) -> list[tuple[str, str]]:
-    """Return the headers of version 3 as the parameters of version 2."""
+    """Return the headers of version 3 in the form of version 2's parameters."""
     if signed is None:
         raise ApiError("IncompleteSignature", "The Authorization header cannot be read.")
     parameters = [("AccessKeyId", signed.key)]
@@ -147,7 +147,7 @@ def _parameters_in_headers(signed: acs3.Signed | None) -> list[tuple[str, str]]:
 
 
 class Gate:
-    """Checks requests' signatures, and remembers the nonces that were used."""
+    """Checks requests' signatures, and remembers the nonces that have been used."""
 
     def __init__(self, keys: Mapping[str, str], roles: RoleKeys | None) -> None:
         self._keys = keys
@@ -160,7 +160,7 @@ class Gate:
         """Refuse a request that is not signed correctly.
 
         Raises:
-            ApiError: as the real one words it.
+            ApiError: the request is refused, with the real service's wording.
         """
         signed = acs3.read(environ, body) if acs3.is_acs3(environ) else None
         for name in _REQUIRED if signed is None else ("SignatureNonce", "Timestamp"):
@@ -229,10 +229,10 @@ def sign(text: str, secret: str) -> str:
 def check_names(action: str, product: str, parameters: Mapping[str, str]) -> dict[str, str]:
     """Refuse parameters that are unknown or of a wrong type, more strictly than the real service.
 
-    Returns them with booleans in lower case; the second generation's Python SDK writes ``True``.
+    Return the parameters, with booleans in lower case: the second generation's Python SDK writes ``True``.
 
     Raises:
-        ApiError: there is no such action, or a parameter is wrong.
+        ApiError: the action does not exist, or a parameter is wrong.
     """
     other = f"{product}:{action}"
     known = _known(action) if product == "Ecs" else dict.fromkeys(_OTHERS.get(other, ()), "String")
@@ -254,10 +254,10 @@ def check_names(action: str, product: str, parameters: Mapping[str, str]) -> dic
 
 
 def check_handled(parameters: Mapping[str, str], handled: Collection[str], *, what: str) -> None:
-    """Refuse a parameter that the emulation would ignore; ``handled`` names others without numbers.
+    """Refuse any parameter, named without its numbers, that the emulation does not handle.
 
     Raises:
-        ApiError: there is one; the message calls it a ``what``.
+        ApiError: there is such a parameter; the message calls it a ``what``.
     """
     unknown = {name.partition(".")[0] for name in parameters} - COMMON - set(handled)
     if unknown:
@@ -290,7 +290,7 @@ def json_list(parameters: Mapping[str, str], name: str, *, most: int = 100) -> l
     """Return a parameter that holds a list of texts in JSON, or None if it is not given.
 
     Raises:
-        ApiError: it is not a list of texts, or is too long.
+        ApiError: the value is not a list of texts, or is too long.
     """
     if name not in parameters:
         return None
@@ -304,7 +304,7 @@ def json_list(parameters: Mapping[str, str], name: str, *, most: int = 100) -> l
 
 
 def answer_body(answer: Mapping[str, Any]) -> bytes:
-    """Return an answer as JSON."""
+    """Return a response as JSON."""
     return json.dumps({"RequestId": _request_id(), **answer}).encode()
 
 
@@ -323,7 +323,7 @@ def error_body(error: ApiError) -> bytes:
 
 @functools.cache
 def _known(action: str) -> dict[str, str] | None:
-    """Return the action's parameters with their types in the SDK, or None if it has no such action."""
+    """Return the action's parameters with their types in the SDK, or None if the SDK has no such action."""
     try:
         module = importlib.import_module(f"aliyunsdkecs.request.v20140526.{action}Request")
     except ImportError:

@@ -84,7 +84,7 @@ class SavedImages:
     # --- answers --------------------------------------------------------------------------------
 
     def create(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer CreateImage of a machine by copying its current disk."""
+        """Answer CreateImage for a machine by copying its current disk."""
         check_handled(parameters, _CREATE, what="parameter")
         machine = self._source(parameters, region)
         self._check_names(parameters, region)
@@ -176,10 +176,10 @@ class SavedImages:
     # --- parts ----------------------------------------------------------------------------------
 
     def _source(self, parameters: Parameters, region: str) -> Machine:
-        """Return the machine of which an image is to be made.
+        """Return the machine from which an image is to be made.
 
         Raises:
-            ApiError: there is none, or its state does not allow it.
+            ApiError: the machine does not exist, or its state does not allow an image.
         """
         named = parameters.get("InstanceId", "")
         if not named:

@@ -1,7 +1,7 @@
-"""ECS over HTTP, as strict as the real one, with signatures, client tokens, limited stock and lagging lists.
+"""ECS over HTTP, as strict as the real ECS, with signatures, client tokens, limited stock and lagging lists.
 
-It also answers the calls of VPC, RAM and STS that a plugin makes. Every call is recorded. Requests that are
-not for the control plane go to the application inside.
+The module also answers the calls to VPC, RAM and STS that a plugin makes. Every call is recorded. Requests
+that are not for the control plane go to the inner application.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _HANDLED_FILTERS: Final = {
 
 
 CONSOLE_BYTES: Final = 64 << 10
-"""How much of a console is kept here; ECS's own limit is undocumented."""
+"""How much of a console's output is kept here; ECS's own limit is undocumented."""
 
 
 class StrictEcs:
-    """A WSGI application; ``inner`` answers all requests except calls of the control plane."""
+    """A WSGI application; ``inner`` answers all requests except those to the control plane."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class StrictEcs:
     ) -> None:
         """Boot machines on ``host``, and accept the keys in ``secrets``.
 
-        ``roles`` knows the keys of machines' roles; ``is_granted`` returns whether a key has a right on a
-        resource; ``clock`` (seconds since the epoch) measures lags and release times.
+        ``roles`` knows the keys of machines' roles; ``is_granted`` returns whether a key has a permission on
+        a resource; ``clock`` (seconds since the epoch) measures lags and release times.
         """
         self.faults = faults or Faults()
         self.account = Account(host.network)
@@ -164,7 +164,7 @@ class StrictEcs:
         return [content]
 
     def tick(self) -> None:
-        """Release the machines whose time is up; every call does so too."""
+        """Release the machines whose time is up; every API call does so too."""
         with self.machines.lock:
             self.machines.refresh()
 
@@ -175,7 +175,7 @@ class StrictEcs:
             raise ApiError("InvalidVersion", "Specified parameter Version is not valid.")
         if parameters.get("Format", "JSON").upper() != "JSON":
             raise ApiError("SandboxNotImplemented", "the emulated ECS answers only in JSON")
-        # Callers sign with the real time, even if the machines have another clock.
+        # Callers sign with the real time, even if the machines use another clock.
         self._gate.check(environ, body, parameters, now=time.time())
         self._check_key(parameters["AccessKeyId"])
         if product == "Ecs" and self.faults.is_throttled():
@@ -236,7 +236,7 @@ class StrictEcs:
                     "IdempotentParameterMismatch",
                     "The request uses the same client token as a previous, but non-identical request.",
                 )
-            # The answer is the same as before, even if the machines have ended.
+            # The response is the same as before, even if the machines have ended.
             return {"InstanceIdSets": {"InstanceIdSet": list(taken.instance_ids)}}
         if self.is_in_arrears:
             raise ApiError("Account.Arrearage", "Your account has been in arrears.")
@@ -369,7 +369,7 @@ class StrictEcs:
     def _modify_metadata_options(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         machine = self._machine(parameters.get("InstanceId", ""), region)
         launching.check_metadata(parameters)
-        # An option that is not named returns to its default.
+        # An option that the request does not name returns to its default.
         defaults = {"HttpEndpoint": "enabled", "HttpTokens": "optional"}
         machine.metadata |= {name: parameters.get(name, value) for name, value in defaults.items()}
         if "InstanceMetadataTags" in parameters:
@@ -381,7 +381,7 @@ class StrictEcs:
         place, wanted = self.account.place(region), parameters.get("DeploymentSetId", "")
         if not wanted:
             raise ApiError("MissingParameter", 'The input parameter "DeploymentSetId" is mandatory.')
-        if wanted not in place.deployment_sets:  # from memory: the reference names no code for this
+        if wanted not in place.deployment_sets:  # from memory: the reference gives no code for this
             raise ApiError("InvalidDeploymentSetId.NotFound", "The specified DeploymentSetId does not exist.")
         if any(one.deployment_set == wanted for one in self.machines.alive()):
             message = "There are still instance(s) in the specified DeploymentSetId."
@@ -405,5 +405,5 @@ class StrictEcs:
 
 
 def _is_call(environ: Mapping[str, Any]) -> bool:
-    """Return whether a request is for the control plane: it has no path and names an action."""
+    """Return whether a request is for the control plane, as it has no path and names an action."""
     return environ.get("PATH_INFO", "/") in {"", "/"} and "HTTP_X_ACS_ACTION" in environ

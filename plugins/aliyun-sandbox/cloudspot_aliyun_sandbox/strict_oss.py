@@ -1,12 +1,12 @@
 """OSS as strict as the real one, in memory, behind HTTP: a WSGI application.
 
-It verifies signatures of both versions, security tokens and their expiry. Like OSS, it refuses create-only
-writes of existing objects (unless the bucket has versions: OSS then ignores the condition), parts that are
-too small or do not match, appends at a wrong position, and unknown parameters and headers. Faults are
+The service verifies signatures of both versions, security tokens and their expiry. Like OSS, it refuses
+create-only writes of existing objects (unless versioning is on: OSS then ignores the condition), parts that
+are too small or do not match, appends at a wrong position, and unknown parameters and headers. Faults are
 injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
 Source: OSS API reference, the operations' pages and "Error responses" (checked 2026-11). The wording of some
-messages, and that the upload stays when a create-only completion is refused, are from memory.
+    messages is from memory, as is the rule that an upload stays when a create-only completion is refused.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _Answer = tuple[int, dict[str, str], bytes]
 
 
 class StrictOss:
-    """The service, at any host, in path style. Thread-safe.
+    """The service, reached through any host name, in path style. Thread-safe.
 
     ``secrets`` maps keys to their secrets; ``roles`` knows the keys of machines. ``buckets`` holds all
-    content, which tests may read. Access to ``foreign_buckets`` (of another account) is denied, and so is
-    access for which ``is_granted`` returns that a key has no right.
+    contents, which tests may read. Access to ``foreign_buckets`` (of another account) is denied, and so is
+    any access for which ``is_granted`` returns False.
     """
 
     def _forbids(self, request: OssRequest) -> bool:
@@ -62,9 +62,9 @@ class StrictOss:
         self.buckets: dict[str, HeldBucket] = {}
         self.foreign_buckets: set[str] = set()
         self.domains: dict[str, str] = {}
-        """The bucket that each domain was bound to."""
+        """The bucket to which each domain is bound."""
         self.is_public_endpoint_forbidden = False
-        """Whether the account opened OSS since 2025-03-20: without a domain, only buckets' settings work."""
+        """Whether the account opened OSS after 2025-03-20: without a domain, only buckets' settings work."""
         self._faults = faults
         self._secrets = secrets
         self._roles = roles
@@ -177,7 +177,7 @@ class StrictOss:
                 details={"BucketName": request.bucket},
             )
         if request.region and request.region != bucket.region:
-            # In reality, each region has its own endpoint; here, the signature shows the meant region.
+            # In reality, each region has its own endpoint; here, the signature shows which region is meant.
             raise OssRefusal(
                 403,
                 "AccessDenied",

@@ -11,7 +11,7 @@ Parameters = Mapping[str, str]
 _DEFAULT: Final = "cloud_efficiency"
 _LEAST_GIB: Final = {"PL0": 20, "PL1": 20, "PL2": 461, "PL3": 1261}
 """The smallest cloud_essd system disk of each performance level."""
-# CNY an hour for a GiB, close to real prices, so that a sandbox's bill looks realistic.
+# CNY an hour for a GiB, close to the real prices, so that a sandbox's bill looks realistic.
 _PRICES: Final = {
     "cloud": 0.0004,
     "cloud_efficiency": 0.0005,
@@ -27,7 +27,7 @@ def check_disk(parameters: Parameters, image_gib: int) -> int:
     """Return the size of the system disk in GiB.
 
     Raises:
-        ApiError: there is no such disk.
+        ApiError: the disk does not exist.
     """
     category = parameters.get("SystemDisk.Category", _DEFAULT)
     if category not in _PRICES:
@@ -55,7 +55,7 @@ def disk_price(parameters: Parameters) -> float:
     """Return the pay-as-you-go price of the system disk, in CNY an hour.
 
     Raises:
-        ApiError: there is no such disk.
+        ApiError: the disk does not exist.
     """
     size_gib = check_disk(parameters, image_gib=20)
     factor = _FACTORS[parameters.get("SystemDisk.PerformanceLevel", "PL1")]

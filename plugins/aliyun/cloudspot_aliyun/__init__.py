@@ -1,4 +1,4 @@
-"""cloudspot on Alibaba Cloud. Importing it imports no SDK; the service modules do so when used."""
+"""cloudspot on Alibaba Cloud. Importing the package imports no SDK; the service modules do so when used."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _PRINCIPAL: Final = re.compile(r"(?:acs:ram::(?P<account>\d+):)?(?P<kind>user|gr
 
 class _Principal(NamedTuple):
     kind: str
-    """``User``, ``Group`` or ``Role``, as in the names of RAM's calls."""
+    """``User``, ``Group`` or ``Role``, as in the names of RAM's API calls."""
     name: str
 
 
@@ -52,7 +52,7 @@ class AliyunAccountSetup(AccountSetup):
         self._account: str | None = None
 
     def account(self) -> str:
-        """Return the account's number and the region."""
+        """Return the account's ID and the region."""
         region = check_region(self._clients)
         if self._account is None:
             self._account = caller(self._clients).account
@@ -63,8 +63,8 @@ class AliyunAccountSetup(AccountSetup):
         self.account()
         if request.monthly_limit is not None:
             raise SpecError(
-                "--budget: cloudspot makes no budget on Alibaba Cloud; make an alarm in the console, under "
-                "Expenses, Budgets"
+                "--budget: cloudspot cannot make a budget on Alibaba Cloud; make an alarm in the console, "
+                "under Expenses > Budgets"
             )
         clients, bucket = self._clients, self._bucket(request)
         node = DEFAULT_ROLE
@@ -109,21 +109,23 @@ class AliyunAccountSetup(AccountSetup):
         scheme, _, rest = request.store_url.partition("://")
         if scheme != "oss":
             raise SpecError(
-                f"--store {request.store_url}: setup aliyun makes a bucket in OSS; write oss://BUCKET"
+                f"--store {request.store_url}: setup aliyun makes a bucket in OSS, so the URL must be "
+                "oss://BUCKET"
             )
         return rest.partition("/")[0]
 
     def _principal(self, whom: str) -> _Principal:
-        """Return the principal that ``whom`` names; raise SpecError unless it can be given a policy."""
+        """Return the principal that ``whom`` names; raise SpecError if no policy can be attached to it."""
         if whom == "root" or whom.endswith(":root"):
             raise SpecError(
-                f"--grant-to {whom}: a root account is never given rights; name a user, group or role"
+                f"--grant-to {whom}: cloudspot never gives rights to a root account; name a user, group or "
+                "role"
             )
         match = _PRINCIPAL.fullmatch(whom)
         if match is None:
             raise SpecError(f"--grant-to {whom}: write user/NAME, group/NAME or role/NAME")
         if match["account"] not in {None, self._account}:
-            raise SpecError(f"--grant-to {whom}: it is not in account {self._account}")
+            raise SpecError(f"--grant-to {whom}: this identity is not in account {self._account}")
         kind, name = match["kind"].capitalize(), match["name"]
         with ERRORS.translated(f"looking for {whom}"):
             call = AliyunCall("Ram", f"Get{kind}", {f"{kind}Name": name}, "EntityNotExist")

@@ -28,7 +28,7 @@ def registry_login(clients: AliyunClients, registry: str) -> RegistryLogin | Non
     listed = _ask(clients, what, "ListInstance", {"InstanceName": name}, region)
     ids = [one["InstanceId"] for one in items(listed, "Instances") if one["InstanceName"] == name]
     if not ids:
-        return None  # another account's instance, whose images may be public
+        return None  # the instance of another account, whose images may be public
     answer = _ask(clients, what, "GetAuthorizationToken", {"InstanceId": ids[0]}, region)
     origin = "the Alibaba Cloud credentials, which need cr:PullRepository"
     return RegistryLogin(user=answer["TempUsername"], password=answer["AuthorizationToken"], origin=origin)
@@ -38,6 +38,6 @@ def _ask(
     clients: AliyunClients, what: str, action: str, parameters: Mapping[str, str], region: str
 ) -> dict[str, Any]:
     answer = read(clients, what, action, parameters, product="cr", region=region)
-    if answer.get("IsSuccess") is False:  # a refusal may come with the status 200
+    if answer.get("IsSuccess") is False:  # a refusal may come with status 200
         raise AuthError(f"{what}: {action}: Alibaba Cloud refuses: {answer.get('Code')}")
     return answer

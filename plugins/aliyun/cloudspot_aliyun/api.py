@@ -1,7 +1,7 @@
-"""Calls of Alibaba Cloud's control plane: a product's action with its parameters, answered as JSON values.
+"""Calls of Alibaba Cloud's control plane: a product's action with its parameters, answered by JSON values.
 
 The parameters are sent in the body, because a boot script would make the URL 40 KB long; the RPC style signs
-both in the same way (ECS developer reference, "RPC mechanism", checked 2026-11).
+body and URL in the same way (ECS developer reference, "RPC mechanism", checked 2026-11).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUM_TRIES: Final = 3
 PAGE: Final = 100
 NUMBERED_PAGE: Final = 50
 MAX_PAGES: Final = 1000
-"""No listing with numbered pages is longer in any account."""
+"""No account has a longer listing with numbered pages."""
 _VERSIONS: Final = {
     "cr": "2018-12-01",
     "Ram": "2015-05-01",
@@ -44,12 +44,12 @@ def ask(
     product: str = "Ecs",
     region: str | None = None,
 ) -> dict[str, Any]:
-    """Make a call once and return its answer; if the key has expired, repeat it with a new one.
+    """Make a call once and return its response; if the key has expired, repeat the call with a new key.
 
-    The SDK's errors are not translated: see :mod:`cloudspot_aliyun.errors`.
+    Errors of the SDK are not translated: see :mod:`cloudspot_aliyun.errors`.
 
     Raises:
-        TransientError: the answer is not Alibaba Cloud's.
+        TransientError: the response does not come from Alibaba Cloud.
     """
     used = clients.credentials.get().access_key_id
     try:
@@ -84,7 +84,7 @@ def read(
 
 
 def caller(clients: AliyunClients) -> Caller:
-    """Return the account and the ARN that the credentials belong to. This needs no right."""
+    """Return the account and the ARN to which the credentials belong. The request needs no permission."""
     what = "asking Alibaba Cloud whose credentials these are"
     answer = read(clients, what, "GetCallerIdentity", product="Sts")
     return Caller(account=str(answer["AccountId"]), arn=str(answer["Arn"]))
@@ -98,10 +98,10 @@ def read_pages(
     *,
     path: Sequence[str],
 ) -> Iterator[dict[str, Any]]:
-    """Yield the items of a listing that is paged by ``NextToken``, at ``path`` in each answer.
+    """Yield the items, found at ``path`` in each response, of a listing with pages by ``NextToken``.
 
     Raises:
-        TransientError: the listing repeats a page, so its contents are not known.
+        TransientError: the listing repeats a page, so its contents cannot be trusted.
     """
     token, seen = "", set[str]()
     while True:
@@ -112,7 +112,7 @@ def read_pages(
         if not token:
             return
         if token in seen:
-            raise TransientError(f"{what}: {action} repeats a page; try again later")
+            raise TransientError(f"{what}: {action} returned the same page twice; try again later")
         seen.add(token)
 
 
@@ -125,7 +125,7 @@ def read_numbered_pages(
     path: Sequence[str],
     product: str = "Ecs",
 ) -> Iterator[dict[str, Any]]:
-    """Yield the items of a listing that is paged by ``PageNumber``, at ``path`` in each answer."""
+    """Yield the items, found at ``path`` in each response, of a listing with numbered pages."""
     num_seen = 0
     for number in range(1, MAX_PAGES + 1):
         page = {"PageNumber": number, "PageSize": NUMBERED_PAGE}
@@ -135,14 +135,14 @@ def read_numbered_pages(
         num_seen += len(found)
         if not found or num_seen >= (whole_number(answer.get("TotalCount")) or 0):
             return
-    raise TransientError(f"{what}: {action} has more than {MAX_PAGES} pages")
+    raise TransientError(f"{what}: {action} returned more than {MAX_PAGES} pages")
 
 
 def items(answer: Mapping[str, Any], *path: str) -> list[dict[str, Any]]:
-    """Return the list at the path, such as ``Instances``, ``Instance``; it is empty if it is missing.
+    """Return the list at the path, such as ``Instances``, ``Instance``, or an empty list if it is missing.
 
     Raises:
-        TransientError: the value there is not a list of objects.
+        TransientError: the value at the path is not a list of objects.
     """
     node: Any = answer
     for name in path:

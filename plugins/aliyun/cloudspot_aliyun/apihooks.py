@@ -1,4 +1,4 @@
-"""Tells of the control plane's answers one by one, as its SDK has no hooks of its own."""
+"""Reports the control plane's API calls one by one, because the SDK has no hooks for this."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def told(request: RpcRequest) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Tell of a request: of the answer that the block hands over, or of the SDK's error that it raises."""
+    """Report a request with the response that the block hands over, or the SDK's error that it raises."""
     if not is_observed():
         yield lambda _answer: None
         return
     from aliyunsdkcore.acs_exception.exceptions import ClientException, ServerException
 
     answers: list[Mapping[str, Any]] = []
-    # What the SDK adds when it signs, the key's id among it, belongs to no request.
+    # The fields that the SDK adds when it signs, such as the key's id, are left out.
     parameters = nested({**request.get_query_params(), **request.get_body_params()})
     began = time.monotonic()
     status, code = 200, ""

@@ -1,4 +1,4 @@
-"""``cloudspot providers check aliyun``: tries each thing that a job needs; reports how to fix a failure."""
+"""``cloudspot providers check aliyun``: tries each step that a job needs; reports how to fix a failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SETUP: Final = "an administrator runs: cloudspot setup aliyun"
 
 
 def check(options: AliyunOptions, clients: AliyunClients, resources: Resources) -> Sequence[CheckResult]:
-    """Try in order each thing that a submission needs; skip those that depend on a failed one."""
+    """Try in order each step that a submission needs; skip those that depend on a failed one."""
     lines = Checklist(remedy=_SETUP)
     attempt = lines.attempt
 
@@ -60,18 +60,18 @@ def _role(clients: AliyunClients, options: AliyunOptions) -> str:
 
 
 def _console(provisioner: EcsProvisioner) -> str:
-    """Try a right on a machine of cloudspot's, because the policy limits the right to those."""
+    """Try a permission on one of cloudspot's machines, because the policy covers only those."""
     right = "ecs:GetInstanceConsoleOutput"
     listed = provisioner.instances(InstancesRequest()).instances
     machines = [one for one in listed if one.state is not InstanceState.ENDED]
     if not machines:
-        raise NotKnown(f"not tried: cloudspot has no machine now to try {right} on")
+        raise NotKnown(f"not checked: cloudspot has no machine now on which to try {right}")
     provisioner.console(machines[0])
     return f"{right} is granted"
 
 
 def _launch(provisioner: EcsProvisioner, clients: AliyunClients, offer: Offer) -> str:
-    """Send a job's request as a dry run, which ECS should refuse for that reason alone."""
+    """Send a job's request as a dry run, which ECS should refuse only because it is a dry run."""
     body = decode_request(provisioner.render(trial_launch(offer)), EcsRequest)
     try:
         asked = {**parameters_of(body, uuid.uuid4().hex), "DryRun": True}

@@ -36,13 +36,14 @@ REGION: Final = "ALIBABA_CLOUD_REGION_ID"
 OSS_ENDPOINT: Final = "OSS_ENDPOINT"
 ECS_ENDPOINT: Final = "ECS_ENDPOINT"
 OSS_DOMAINS: Final = "CLOUDSPOT_OSS_DOMAINS"
-"""The environment variable with buckets' own domains. A record must not name them, because a writer of
-records could then send the keys' signatures elsewhere."""
+"""The environment variable with the buckets' own domains. A record must not name such domains, because a
+writer of records could then send the keys' signatures elsewhere.
+"""
 FUNCTION_REGION: Final = "FC_REGION"
 """The environment variable with a function's region ("Environment variables", checked 2026-11)."""
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 60.0
-"""How long a connection may be silent. The control plane answers within seconds."""
+"""How long a connection may be silent, in seconds. The control plane answers within seconds."""
 METADATA_SECONDS: Final = 1.0
 """How long to wait for the metadata service, which exists only on ECS."""
 USER_AGENT: Final = f"cloudspot/{cloudspot.__version__}"
@@ -66,11 +67,11 @@ class AliyunClients:
     """Makes the requests to one account's services. Thread-safe; construction does no I/O.
 
     The region comes from the options, else from ``ALIBABA_CLOUD_REGION_ID``, the profile, or the ECS instance
-    that this runs on.
+    on which this runs.
     """
 
     def __init__(self, *, region: str | None = None, credentials: CredentialsSource | None = None) -> None:
-        """Use ``region`` and ``credentials``, or the environment's if they are None."""
+        """Use ``region`` and ``credentials``, or those of the environment if they are None."""
         self._wanted_region = region
         self._credentials = credentials
         self._lock = threading.RLock()
@@ -79,7 +80,7 @@ class AliyunClients:
 
     @property
     def region(self) -> str:
-        """Return the region that requests go to.
+        """Return the region to which requests are sent.
 
         Raises:
             SpecError: no region is configured and this is not an ECS instance.
@@ -93,7 +94,7 @@ class AliyunClients:
         return region
 
     def region_or_none(self) -> str | None:
-        """Return the region, or None if none can be found; raise SpecError if the profile does not exist."""
+        """Return the region, or None if it cannot be found; raise SpecError if the profile does not exist."""
         with self._lock:
             if self._region is None:
                 self._region = (
@@ -117,26 +118,26 @@ class AliyunClients:
             return self._credentials
 
     def ask_ecs(self, request: RpcRequest, *, region: str | None = None) -> dict[str, Any]:
-        """Make a request of the control plane once, in ``region`` or the session's, and return its answer.
+        """Make a request to the control plane once, in ``region`` or the session's, and return its response.
 
-        The products are ECS, VPC, STS, RAM and Container Registry. A request is signed with the key that is
-        valid now. The SDK's errors are not translated: see :mod:`cloudspot_aliyun.errors`.
+        The products are ECS, VPC, STS, RAM and Container Registry. A request is signed with the currently
+        valid key. Errors of the SDK are not translated: see :mod:`cloudspot_aliyun.errors`.
 
         Raises:
-            AuthError: there is no key.
-            SpecError: there is no region, or an endpoint is malformed.
+            AuthError: no key was found.
+            SpecError: no region was found, or an endpoint is malformed.
         """
         from aliyunsdkcore.http import protocol_type
 
         region = region or self.region
         is_secure = ecs_endpoint(region).scheme == "https"
-        # The SDK compares by identity: an equal string would make an unencrypted request.
+        # The SDK compares by identity: an equal string would make it send an unencrypted request.
         request.set_protocol_type(protocol_type.HTTPS if is_secure else protocol_type.HTTP)
         request.set_accept_format("json")
         client = self._acs_client(region)
         with (
             told(request) as note,
-            readable(str(request.get_action_name())),  # such as a proxy's page in place of the answer
+            readable(str(request.get_action_name())),  # the answer is, for example, a proxy's page
         ):
             answer = dict(json.loads(client.do_action_with_exception(request)))
             note(answer)
@@ -177,7 +178,7 @@ def ecs_endpoint(region: str) -> SplitResult:
 
 
 def fc_endpoint(region: str) -> SplitResult:
-    """Return the URL of a region's Function Compute, or ECS_ENDPOINT's if that is set.
+    """Return the URL of a region's Function Compute, or ECS_ENDPOINT if that is set.
 
     Source: the endpoints in Function Compute's own SDK (checked 2026-11).
     """
@@ -185,7 +186,7 @@ def fc_endpoint(region: str) -> SplitResult:
 
 
 def _other_endpoints(region: str) -> dict[str, str | None]:
-    """Return the hosts of the control plane's other products, or ECS_ENDPOINT's if that is set."""
+    """Return the hosts of the control plane's other products, or that of ECS_ENDPOINT if it is set."""
     products = {
         "Ram": "ram.aliyuncs.com",
         "Sts": "sts.aliyuncs.com",
@@ -197,7 +198,7 @@ def _other_endpoints(region: str) -> dict[str, str | None]:
 
 
 def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
-    """Return the URL of a region's OSS; the internal one is free, and works only within the region.
+    """Return the URL of a region's OSS; the internal one is free of charge, and works only within the region.
 
     Raises:
         SpecError: OSS_ENDPOINT is malformed.
@@ -211,8 +212,8 @@ def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
 def oss_domain(bucket: str) -> str | None:
     """Return the URL of the bucket's domain (CNAME) in ``CLOUDSPOT_OSS_DOMAINS``, or None if it has none.
 
-    Source: OSS user guide, "Access buckets via custom domain names": since 2025-03-20 it is the only way to
-    reach new accounts' buckets in mainland China over the internet (checked 2026-11).
+    Source: OSS user guide, "Access buckets via custom domain names": since 2025-03-20, a new account's
+        buckets in mainland China can be reached over the internet only in this way (checked 2026-11).
 
     Raises:
         SpecError: the variable is malformed.
@@ -236,7 +237,7 @@ def is_inside(region: str) -> bool:
 
 
 def region_of_this_machine() -> str | None:
-    """Return the region of the ECS instance that this runs on, or None elsewhere or without an answer."""
+    """Return this ECS instance's region, or None elsewhere or if the service does not answer."""
     try:
         return _region_by_metadata()
     except TransientError:
@@ -249,7 +250,7 @@ def _region_by_metadata() -> str | None:
         return EcsMetadata(timeout_seconds=METADATA_SECONDS).get("meta-data/region-id")
     except TransientError:
         if is_on_ecs():
-            raise  # An error is not cached: the service will answer later.
+            raise  # An error is not cached, because the service may answer later.
         return None
     except CloudspotError:
         return None

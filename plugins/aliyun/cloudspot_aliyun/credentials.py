@@ -1,10 +1,9 @@
 """Finds the keys that sign requests: the environment's, a profile's, or those of the machine's RAM role.
 
-It uses only the standard library, because every agent carries it. Both SDKs have their own providers for the
-role, which send no session token and so get 403 on a machine in hardened metadata mode.
-Sources: "Manage access credentials" of Alibaba Cloud's SDKs (the environment's names), "Configure
-profiles" of its command line (``~/.aliyun/config.json``), ECS user guide, "Instance RAM roles" (checked
-2026-11).
+The module uses only the standard library, because every agent carries it. Both SDKs have their own providers
+for the role, which send no session token and so get 403 on a machine in hardened metadata mode. Sources:
+"Manage access credentials" of Alibaba Cloud's SDKs (the names of variables), "Configure profiles" of
+    its command line (``~/.aliyun/config.json``), ECS user guide, "Instance RAM roles" (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -31,10 +30,11 @@ ROLE: Final = "ALIBABA_CLOUD_ECS_METADATA"
 """The environment variable that names the machine's role; by default, the metadata service names it."""
 CONFIG_FILE: Final = Path("~/.aliyun/config.json")
 LONGEST_LEAD: Final = timedelta(minutes=15)
-"""How long before its end a role's key is renewed; a short-lived key is renewed in the last quarter of its
-life. The service offers the next key half an hour before the end (from memory of the docs)."""
+"""How long before its expiry a role's key is renewed; a short-lived key is renewed in the last quarter of its
+life. The service offers the next key half an hour before the expiry (from memory of the docs).
+"""
 RETRY_SECONDS: Final = 30.0
-"""When the metadata service is asked again if it has no newer key."""
+"""How long to wait before asking the metadata service again if it has no newer key."""
 _PRODUCT_NAME: Final = Path("/sys/class/dmi/id/product_name")
 
 
@@ -45,9 +45,9 @@ class Credentials:
     access_key_id: str
     access_key_secret: str = field(repr=False)
     security_token: str = field(default="", repr=False)
-    """The token of a temporary key; empty for a permanent one."""
+    """The token of a temporary key; empty for a permanent key."""
     expires_at: datetime | None = None
-    """None if the key never expires or its end is not known."""
+    """None if the key never expires or its expiry is not known."""
 
 
 class CredentialsSource(ABC):
@@ -55,17 +55,17 @@ class CredentialsSource(ABC):
 
     @abstractmethod
     def get(self) -> Credentials:
-        """Return the key to sign with now.
+        """Return the key with which to sign now.
 
         Raises:
-            AuthError: there is no key.
+            AuthError: no key was found.
             TransientError: the machine's metadata service does not answer.
         """
 
     def renew(self, refused: str) -> bool:
         """Replace the key with the id ``refused``, which has expired; return whether there is another one.
 
-        A service may find a key expired before we do, if our clock is wrong or the machine slept.
+        A service may find a key expired before this object does, if the clock is wrong or the machine slept.
         """
         try:
             return self.get().access_key_id != refused
@@ -83,7 +83,7 @@ class EnvironmentCredentials(CredentialsSource):
         """Return the environment's current key."""
         key_id, secret = self._environ.get(KEY_ID, ""), self._environ.get(KEY_SECRET, "")
         if not key_id or not secret:
-            raise AuthError(f"{KEY_ID} and {KEY_SECRET} must both be set: only one of them is")
+            raise AuthError(f"{KEY_ID} and {KEY_SECRET} must both be set, but only one of them is")
         return Credentials(key_id.strip(), secret.strip(), self._environ.get(SECURITY_TOKEN, "").strip())
 
 
@@ -128,7 +128,8 @@ class RoleCredentials(CredentialsSource):
     ) -> None:
         """Do no I/O. The default ``role`` is the machine's.
 
-        If this is the last resort, a metadata service that never answered means that there are no keys.
+        If this is the last source to try, a metadata service that never answered means that there are no
+        keys.
         """
         self._metadata = metadata or EcsMetadata()
         self._is_last_resort = is_last_resort
@@ -139,7 +140,7 @@ class RoleCredentials(CredentialsSource):
         self._renew_at: datetime | None = None
 
     def get(self) -> Credentials:
-        """Return the role's key; of two valid ones, the newer.
+        """Return the role's key; if two are valid, the newer.
 
         Raises:
             AuthError: the machine has no role.
@@ -152,7 +153,7 @@ class RoleCredentials(CredentialsSource):
             return self._fetch(now)
 
     def renew(self, refused: str) -> bool:
-        """Ask the metadata service for a key other than ``refused``; return whether there is one."""
+        """Ask the metadata service for a key other than ``refused``; return whether it has one."""
         with self._lock:
             if self._held is not None and self._held.access_key_id != refused:
                 return True
@@ -174,7 +175,7 @@ class RoleCredentials(CredentialsSource):
                 ) from error
             if held is None or (held.expires_at is not None and held.expires_at <= now):
                 raise
-            fetched = held  # It is still valid.
+            fetched = held  # The held key is still valid.
         self._held = fetched
         self._is_last_resort = False
         if fetched.expires_at is None:
@@ -201,12 +202,12 @@ class RoleCredentials(CredentialsSource):
                 )
             expires_at = moment(key["Expiration"])
             if expires_at is None:
-                raise ValueError("the key's end is missing")
+                raise ValueError("the key's expiry time is missing")
             return Credentials(
                 str(key["AccessKeyId"]), str(key["AccessKeySecret"]), str(key["SecurityToken"]), expires_at
             )
         except UNREADABLE as error:
-            # The error's message may contain part of the answer, and so of the key.
+            # The error's message may contain part of the response, and so of the key.
             raise TransientError("the metadata service's answer about the role cannot be read") from error
 
 
@@ -216,9 +217,9 @@ def find_credentials(
     config_file: Path = CONFIG_FILE,
     metadata: EcsMetadata | None = None,
 ) -> CredentialsSource:
-    """Return the first source that exists: the environment, a profile, the machine's role.
+    """Return the first source that exists: the environment, a profile, or the machine's role.
 
-    The role is not tried here; if the machine has none, the first use raises an error.
+    The role is not tried here; if the machine has none, an error is raised at the first use.
 
     Raises:
         SpecError: the named profile does not exist, or has an unsupported mode.
@@ -244,7 +245,7 @@ def find_credentials(
 
 
 def is_on_ecs() -> bool:
-    """Return whether this is an ECS instance, by the name of its hardware; no request is made."""
+    """Return whether this is an ECS instance, judged by the hardware's name; no request is made."""
     try:
         return "Alibaba Cloud" in _PRODUCT_NAME.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -254,7 +255,7 @@ def is_on_ecs() -> bool:
 def read_profile(path: Path, name: str | None) -> Mapping[str, Any]:
     """Return a profile from the command line's file; it is empty if the file has no current profile.
 
-    The default ``name`` is the current profile's.
+    The default ``name`` is that of the current profile.
 
     Raises:
         SpecError: the file cannot be read, or has no such profile.

@@ -1,8 +1,8 @@
 """Deployment sets that put the nodes of a job on separate hosts (strategy ``Availability``).
 
 A set is found by its name, which a launch's stored request contains; ECS chooses its id. Source: API
-reference, CreateDeploymentSet, DeleteDeploymentSet (checked 2026-11); all codes except the one of a set that
-is not empty are from memory.
+reference, CreateDeploymentSet, DeleteDeploymentSet (checked 2026-11); all error codes are from memory, except
+that for a set that is not empty.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class _GoneError(CloudspotError):
 _DELETE_CODES: Final[dict[str, type[CloudspotError]]] = {
     "DependencyViolation.NotEmpty": TransientError,
     "IncorrectDeploymentSetStatus": TransientError,
-    # Another driver has removed it.
+    # Another driver has removed the set.
     "DeploymentSet.NotFound": _GoneError,
     "InvalidDeploymentSetId.NotFound": _GoneError,
 }
 
 
 def make(clients: AliyunClients, name: str, *, region: str) -> str:
-    """Make the set of that name unless it exists; return its id.
+    """Make the named set unless it exists; return its id.
 
     Raises:
-        QuotaError: there are too many sets.
+        QuotaError: the account has too many sets.
         TransientError: the outcome is unknown.
     """
     found = _named(clients, name)
@@ -45,7 +45,7 @@ def make(clients: AliyunClients, name: str, *, region: str) -> str:
         "DeploymentSetName": name,
         "Strategy": "Availability",
         "OnUnableToRedeployFailedInstance": "CancelMembershipAndStart",
-        # With the token, two concurrent controllers make only one set.
+        # Because of the token, two concurrent controllers make only one set.
         "ClientToken": hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:48],
     }
     codes = {"QuotaExceed.DeploymentSet": QuotaError}
@@ -54,13 +54,13 @@ def make(clients: AliyunClients, name: str, *, region: str) -> str:
 
 
 def remove(clients: AliyunClients, job_id: str, *, store_url: str) -> None:
-    """Remove the job's set; safe to repeat. Raise TransientError while a machine is in it."""
+    """Remove the job's set; safe to repeat. Raise TransientError while the set contains a machine."""
     for one in _named(clients, deployment_set_name(job_id, store_url)):
         remove_one(clients, str(one["DeploymentSetId"]))
 
 
 def remove_one(clients: AliyunClients, set_id: str) -> None:
-    """Remove the set of that id; safe to repeat. Raise TransientError while a machine is in it."""
+    """Remove the set with this id; safe to repeat. Raise TransientError while the set contains a machine."""
     what, wanted = "removing the job's deployment set", {"DeploymentSetId": set_id}
     with suppress(_GoneError):
         read(clients, what, "DeleteDeploymentSet", wanted, codes=_DELETE_CODES)

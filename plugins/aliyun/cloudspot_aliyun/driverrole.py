@@ -38,7 +38,7 @@ def driver_policy(bucket: str, *, reaps: bool = False) -> str:
 
 
 class DriverRole:
-    """A role and its policy of the same name. Each method may be interrupted anywhere and repeated."""
+    """A role and a policy of the same name. Each method can be interrupted anywhere and then repeated."""
 
     def __init__(self, clients: AliyunClients, name: str) -> None:
         """Do no I/O."""
@@ -67,7 +67,7 @@ class DriverRole:
         return str((self._ask("GetRole", {"RoleName": name}) or {})["Role"]["Arn"])
 
     def made_at(self) -> datetime | None:
-        """Return when the role was made, or None if there is none or it is not cloudspot's."""
+        """Return when the role was made, or None if it does not exist or is not cloudspot's."""
         found = self._ask("GetRole", {"RoleName": self._name}, ignoring="EntityNotExist")
         role = {} if found is None else found["Role"]
         is_ours = role.get("Description") == DESCRIPTION

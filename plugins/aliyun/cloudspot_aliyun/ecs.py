@@ -1,4 +1,7 @@
-"""Creates, lists and ends ECS instances. A launch is one RunInstances call; its token makes it repeatable."""
+"""Creates, lists and ends ECS instances.
+
+A launch is one RunInstances call, which can be repeated because it has a token.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,8 @@ from cloudspot_aliyun.request import EcsRequest, parameters_of, render_request
 _log = logging.getLogger("cloudspot.aliyun.ecs")
 
 MAX_IDS: Final = 50
-"""Ids in one call: TagResources accepts 50, DescribeInstances and DeleteInstances 100."""
+"""The maximum number of ids in one call: TagResources accepts 50, DescribeInstances and DeleteInstances 100.
+"""
 _GONE: Final = frozenset(
     {
         "InvalidInstanceId.Malformed",
@@ -56,7 +60,7 @@ _NOT_YET: Final = {
     "InvalidResourceId.NotFound": TransientError,
     "OperationConflict": TransientError,
 }
-"""The codes for a new machine that is not known everywhere yet, or cannot be changed yet."""
+"""The error codes for a new machine that is not known everywhere yet, or cannot be changed yet."""
 ENDED_SHOWN_SECONDS: Final = 3600.0
 """How long a released machine, which ECS no longer lists, is reported as ended."""
 
@@ -67,11 +71,12 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
     provider = "aliyun"
     finder_type = AliyunOfferFinder
 
-    # ECS does not state how long it honours a token ("How to ensure idempotence", checked 2026-11); we assume
-    # ten minutes. If that is too short, only a launch whose answer was lost is given up.
+    # ECS does not state how long it honours a token ("How to ensure idempotence", checked 2026-11); ten
+    # minutes are assumed. If that is too short, the only loss is a launch whose response was lost, which is
+    # then given up.
     token_seconds = 600.0
-    # ECS forgets a released instance at once, and a listing may lag. An instance that was seen and cannot be
-    # found by its tags or its id for this long has ended.
+    # ECS forgets a released instance at once, and a listing may lag. An instance that was seen, and then
+    # cannot be found by its tags or its id for this long, has ended.
     absence_proves_after_seconds = 300.0
 
     def __init__(
@@ -86,9 +91,9 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         self._checked_key: str | None = None
         """The key that is known to belong to the job's account."""
         self._seen: dict[str, Instance] = {}
-        """The machines as they were last listed."""
+        """The machines as last listed."""
         self._going: dict[str, EndReason] = {}
-        """The machines that ECS is reclaiming, or releasing for us."""
+        """The machines that ECS is reclaiming, or is releasing on request."""
         self._gone: dict[str, tuple[Instance, float]] = {}
         """The ended machines, with the monotonic time at which they were found missing."""
         self._missed_since: dict[str, float] = {}
@@ -98,7 +103,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         return render_request(self.options, group)
 
     def create(self, request: CreateRequest) -> CreateResult:
-        """Create the machines of the request, or none, in one call; it is not retried here."""
+        """Create all the machines of the request or none, in one call; it is not retried here."""
         body = decode_request(request.request, EcsRequest)
         self._check_account()
         parameters = parameters_of(body, request.token)
@@ -117,9 +122,9 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         return CreateResult(instances=tuple(_promised(str(one), body, is_alone=len(ids) == 1) for one in ids))
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Tag the machines with the facts, and let their metadata show tags; safe to repeat.
+        """Tag the machines with the launch's data, and let their metadata show tags; safe to repeat.
 
-        ECS accepts that setting only for a machine that exists, not with RunInstances.
+        ECS accepts that setting only for an existing machine, not in RunInstances.
         """
         alive = [one for one in instances if one.state is not InstanceState.ENDED]
         for start in range(0, len(alive), MAX_IDS):
@@ -137,8 +142,8 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
     def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines with cloudspot's tags.
 
-        ECS lists no released machines. A machine that this object has seen while ECS was reclaiming or
-        releasing it, and that can no longer be found by its id, is reported as ended for about an hour.
+        ECS lists no released machines. If a machine was seen while ECS was reclaiming or releasing it, and
+        can no longer be found by its id, it is reported as ended for about an hour.
 
         Raises:
             AuthError: the credentials belong to an account other than the job's.
@@ -154,7 +159,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             path=("Instances", "Instance"),
         )
         listed = list(pages)
-        # The profile may have changed while the pages were read.
+        # The profile may have changed while the pages were being read.
         self._check_account()
         with readable("listing the machines"):
             by_id = {one.id: one for one in map(to_instance, listed) if one is not None}
@@ -174,7 +179,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         return end_all(request.instance_ids, self._release, at_once=MAX_IDS)
 
     def console(self, instance: Instance) -> str:
-        """Return the machine's output since its start, until it is released; see Provisioner.
+        """Return the machine's console output since its start, until it is released; see Provisioner.
 
         "The last time an instance was started, restarted, or shut down", in Base64 (ECS API reference,
         GetInstanceConsoleOutput, checked 2026-11).
@@ -190,10 +195,10 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             deploymentsets.remove(self.clients, job_id, store_url=store_url)
 
     def _show_tags(self, instance_id: str) -> None:
-        """Let the machine's metadata show its tags, if the account has that feature yet."""
+        """Make the machine's tags visible in its metadata, if the account already has that feature."""
         wanted: dict[str, Any] = {
             "InstanceId": instance_id,
-            # Without these two, the service would return to its default of requiring no token.
+            # Without these two settings, ECS would return to its default, which requires no token.
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",
             "InstanceMetadataTags": "enabled",
@@ -203,7 +208,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         self._tell("letting the machines read their tags", "ModifyInstanceMetadataOptions", wanted)
 
     def _tell(self, what: str, action: str, wanted: Mapping[str, Any]) -> None:
-        """Make a call that only informs the machines; a refusal does not end the job."""
+        """Make a call that only helps the machines; a refusal does not end the job."""
         try:
             read(self.clients, what, action, wanted, codes=_NOT_YET)
         except TransientError:
@@ -212,7 +217,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             _log.info("the nodes find each other by their records in the bucket: %s", error)
 
     def _look_for(self, missed: Sequence[Instance]) -> dict[str, Instance]:
-        """Look up machines that the listing lacks by their ids, because a tag may be lost or lag."""
+        """Look up by id the machines that the listing lacks, because a tag may be lost or lag."""
         by_id: dict[str, Instance] = {}
         for start in range(0, len(missed), MAX_IDS):
             batch = missed[start : start + MAX_IDS]
@@ -223,7 +228,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 described = {str(one["InstanceId"]): one for one in items(answer, "Instances", "Instance")}
             for instance in batch:
                 if instance.id in described:
-                    # It is still the same job's machine, even if its tags have changed.
+                    # The machine still belongs to the same job, even if its tags have changed.
                     own = {"Tag": [{"TagKey": machinetags.JOB, "TagValue": instance.job_id}]}
                     now = to_instance({**described[instance.id], "Tags": own})
                     assert now is not None
@@ -248,14 +253,14 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 self._going[instance.id] = EndReason.RECLAIMED
 
     def _miss(self, instance: Instance) -> None:
-        """Note that ECS does not know a machine's id; if it was being ended, it has ended."""
+        """Note that ECS does not know a machine's id; if the machine was being ended, it has ended."""
         now = self.monotonic()
         with self._lock:
             reason = self._going.get(instance.id)
             if reason is not None:
                 ended = msgspec.structs.replace(instance, state=InstanceState.ENDED, end_reason=reason)
                 self._gone.setdefault(instance.id, (ended, now))
-            # Otherwise only time proves its end, and it is not looked up forever.
+            # Otherwise, only time proves that the machine has ended; it is not looked up forever.
             elif now - self._missed_since.setdefault(instance.id, now) >= ENDED_SHOWN_SECONDS:
                 self._seen.pop(instance.id, None)
 
@@ -278,14 +283,14 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 return
             what = f"releasing {ids[0]}" if is_alone else f"releasing {len(ids)} machines"
             refused = ERRORS.translation(error, what, _NOT_YET)
-            # A single machine that is not ready yet fails the whole call.
+            # One machine that is not ready yet makes the whole call fail.
             raise refused if is_alone or code not in _NOT_YET else CloudspotError(str(refused)) from error
         with self._lock:
             for one in ids:
                 self._going.setdefault(one, EndReason.TERMINATED)
 
     def _check_account(self) -> None:
-        # The environment or a profile may have another account's key now; a role has a new key each hour.
+        # The environment or a profile may now have another account's key; a role gets a new key each hour.
         key = self.clients.credentials.get().access_key_id
         if self.options.account is None or key == self._checked_key:
             return
@@ -294,7 +299,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
 
 
 def _promised(instance_id: str, body: EcsRequest, *, is_alone: bool) -> Instance:
-    """Return a machine of which only the id is known yet; a listing shows its rank."""
+    """Return a machine of which only the id is known; a listing will show its rank."""
     parameters = body.run_instances
     own_tags = {str(one["Key"]): str(one["Value"]) for one in parameters["Tag"]}
     return Instance(

@@ -25,7 +25,7 @@ _NETWORK = frozenset({"SDK.HttpError", "SDK.ServerUnreachable"})
 
 
 class _AliyunErrors(SdkErrors):
-    """The SDKs' errors. Codes are the services', such as ``OperationDenied.NoStock``."""
+    """The SDKs' errors. Codes are those of the services, such as ``OperationDenied.NoStock``."""
 
     cloud = "Alibaba Cloud"
     raised = (
@@ -117,7 +117,7 @@ class _AliyunErrors(SdkErrors):
         return max(0, int(error.status)) if isinstance(error, oss.OssError) else 0
 
     def is_denied(self, code: str, status: int) -> bool:
-        # ECS answers 403 for many other reasons, so the code decides if there is one.
+        # ECS answers with status 403 for many other reasons, so the error code, if any, decides.
         if not code:
             return status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
         return code in self.denied or code.startswith(("Forbidden.", "NoPermission."))
@@ -136,14 +136,16 @@ class _AliyunErrors(SdkErrors):
         if isinstance(error, (requests.RequestException, urllib3.exceptions.HTTPError)):
             return TransientError(f"{what}: the connection broke: {self.innermost(error)}")
         if isinstance(error, oss.InconsistentError):
-            return TransientError(f"{what}: the bytes changed on the way: {self.one_line(str(error.body))}")
+            return TransientError(
+                f"{what}: the bytes were damaged in transit: {self.one_line(str(error.body))}"
+            )
         if isinstance(error, ParseError):
             return TransientError(f"{what}: the answer cannot be read")
         said = str(getattr(error, "body", error))
         return CloudspotError(f"{what}: {self.one_line(without_urls(said))}")
 
     def _unreached(self, said: str) -> str:
-        """Return the host and the reason in the SDK's message about a broken connection."""
+        """Return the host and the reason from the SDK's message about a broken connection."""
         host = re.search(r"host='([^']+)'", said)
         reason = said.rpartition("Caused by")[2].rpartition(": ")[2] if "Caused by" in said else said
         reason = reason.rpartition("): ")[2].strip("'\")")
@@ -154,7 +156,7 @@ ERRORS = _AliyunErrors()
 
 
 def unless(what: str, call: Callable[[], Result], refused: str) -> Result | None:
-    """Make the call and return its result, or None if the code is ``refused``, or that and a dot and more.
+    """Return the call's result, or None if its error code is ``refused`` or begins with that and a dot.
 
     Raises:
         CloudspotError: the class says what to do; the message begins with ``what``.

@@ -50,7 +50,7 @@ def fetch(store_url: str, key: str, path: Path) -> None:
             with ask(f"{parts.scheme}://{host}{target}", sign(resource, region, keys)) as answer:
                 path.write_bytes(answer.read(MAX_BYTES))
                 if answer.length:
-                    raise OSError("the object was cut short, or is too long")
+                    raise OSError("the object is truncated or too long")
             return
         except HTTPError as error:
             said = error.read(2000).decode("utf-8", "replace")
@@ -85,7 +85,7 @@ def sign(resource: str, region: str, keys: dict[str, str]) -> dict[str, str]:
 
 
 def read(url: str, headers: dict[str, str], method: str = "GET") -> str:
-    """Return an answer of the metadata service."""
+    """Return a response of the metadata service."""
     with ask(url, headers, method) as answer:
         return answer.read(1 << 20).decode()
 
@@ -98,7 +98,7 @@ class NoRedirects(HTTPRedirectHandler):
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> HTTPResponse:
-    """Return the open answer. The environment's proxies are not used."""
+    """Return the open response. The environment's proxies are not used."""
     request = Request(url, headers=headers, method=method)  # noqa: S310
     answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

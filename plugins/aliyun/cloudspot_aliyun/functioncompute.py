@@ -1,8 +1,8 @@
 """Calls of Function Compute 3.0: paths and JSON (the ROA style), signed with version 3 (ACS3-HMAC-SHA256).
 
-Its SDK, alibabacloud_fc20230330, needs 20 packages and 68 MB on every machine; this module needs only
-`requests`, which oss2 depends on. Sources: Function Compute API reference, version 2023-03-30, and the SDK's
-own paths; "Request syntax and signature method V3" (checked 2026-11).
+The service's SDK, alibabacloud_fc20230330, needs 20 packages and 68 MB on every machine; this module needs
+only `requests`, on which oss2 depends. Sources: Function Compute API reference, version 2023-03-30, and the
+SDK's own paths; "Request syntax and signature method V3" (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALGORITHM: Final = "ACS3-HMAC-SHA256"
 
 
 class Invocation(NamedTuple):
-    """The result of one run of a function."""
+    """The result of running a function once."""
 
     has_failed: bool
     payload: bytes
@@ -43,12 +43,13 @@ class FunctionCompute:
     def ask(
         self, what: str, call: str, path: str, body: Mapping[str, Any] | None = None, *, ignoring: str = ""
     ) -> dict[str, Any] | None:
-        """Make a call such as ``"POST CreateFunction"``, and return its answer.
+        """Make a call such as ``"POST CreateFunction"``, and return its response.
 
-        Return None if it was refused with the code ``ignoring``, which means that nothing is left to do.
+        Return None if it was refused with the code ``ignoring``, which means that there is nothing to do.
 
         Raises:
-            CloudspotError: the class says what to do; the message begins with ``what`` and names the right.
+            CloudspotError: the class says what to do; the message begins with ``what`` and names the
+                permission.
         """
         method, _, action = call.partition(" ")
         data = b"" if body is None else json.dumps(body).encode()
@@ -59,7 +60,7 @@ class FunctionCompute:
         """Run the function and wait for at most ``seconds``.
 
         Raises:
-            CloudspotError: it could not be run.
+            CloudspotError: the function could not be run.
         """
         with ERRORS.translated(f"{what}: fc:InvokeFunction"):
             path = f"/functions/{name}/invocations"
@@ -121,7 +122,7 @@ def signed_headers(
     now: datetime | None = None,
     nonce: str | None = None,
 ) -> dict[str, str]:
-    """Return the headers with those that sign the request.
+    """Return the headers, including those that sign the request.
 
     The path must need no escaping, and the request must have no query parameters.
     """

@@ -1,12 +1,13 @@
-"""Function Compute as the host of a driver: a timer runs it, and so does EventBridge at ECS's notices.
+"""Function Compute as the host of a driver, which is run by a timer and by EventBridge at ECS's notices.
 
-It runs on Debian 12, in a custom runtime: Function Compute's own Python 3.10 and 3.12 are on Debian 10 and
-11, whose C libraries are too old for today's `cryptography`, which Alibaba Cloud's SDK needs. The code is
-sent within the request, so that no object can be left behind in a bucket.
+The function runs on Debian 12, in a custom runtime: Function Compute's own Python 3.10 and 3.12 are on Debian
+10 and 11, whose C libraries are too old for today's `cryptography`, which Alibaba Cloud's SDK needs. The code
+is sent within the request, so that no object can be left behind in a bucket.
 
 Source: Function Compute 3.0, "Limits" (code, memory, time), "Custom runtimes" (Pythons), "Timer triggers" and
 "Configure event triggers for Alibaba Cloud services", and the API reference of version 2023-03-30; ECS,
-"Instance event notifications" (checked 2026-11). That it may not know a new role for a while is from memory.
+"Instance event notifications" (checked 2026-11). From memory: Function Compute may not know a new role for a
+while.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ LIMITS: Final = FunctionLimits(
     host="Function Compute",
     runtime=f"Function Compute's {RUNTIME}",
     machines={"x86_64": "x86-64"},
-    # The runtime's Pythons in /usr/bin and in /opt/python3.12/bin.
+    # The runtime's Pythons are in /usr/bin and in /opt/python3.12/bin.
     glibc={(3, 11): (2, 36), (3, 12): (2, 36)},
     max_packed_bytes=75_000_000,  # 100 MB in base64, the limit of a request
     max_unpacked_bytes=512_000_000,  # the size of the free disk
@@ -58,9 +59,9 @@ CNY_A_CU: Final = 0.00012
 CU_A_VCPU_SECOND: Final = 1.0
 CU_A_GB_SECOND: Final = 0.15
 CU_A_CALL: Final = 0.0075
-"""Function Compute's prices in mainland China, from memory; each account has a free allowance at first."""
+"""Function Compute's prices in mainland China, from memory; a new account has a free allowance."""
 ROLE_SECONDS: Final = 60.0
-"""How long a new role and its rights may be unknown. Alibaba Cloud promises no bound."""
+"""How long a new role and its permissions may be unknown. Alibaba Cloud promises no bound."""
 SCHEDULE: Final = "schedule"
 NOTICES: Final = "notices"
 REAP: Final = "reap"
@@ -152,7 +153,7 @@ class FunctionComputeHost(FunctionHost):
         return [*removed, *self.role(name).remove()]
 
     def role(self, name: str) -> DriverRole:
-        """Return a driver's role."""
+        """Return the role of a driver."""
         return DriverRole(self._clients, self._role_name(name))
 
     @property
@@ -160,7 +161,7 @@ class FunctionComputeHost(FunctionHost):
         return self._functions.ask
 
     def _role_name(self, name: str) -> str:
-        """Return the role's name, with the region: roles belong to the whole account."""
+        """Return the role's name, which contains the region because roles belong to the whole account."""
         return f"{name}-{self._clients.region}"
 
     def _make_function(self, function: DriverFunction, role: str) -> None:
@@ -183,7 +184,7 @@ class FunctionComputeHost(FunctionHost):
                 **function.environment,
                 _VERSION: cloudspot.__version__,
                 REGION: self._clients.region,
-                # A function is no ECS instance, and has no metadata service with a role.
+                # A function is not an ECS instance, and has no metadata service with a role.
                 DISABLED: "true",
                 "PATH": "/opt/python3.12/bin:/usr/local/bin:/usr/bin:/bin",
             },
@@ -200,7 +201,7 @@ class FunctionComputeHost(FunctionHost):
                 changed |= code
             if changed:
                 self._ask(_DEPLOYING, "PUT UpdateFunction", path, changed)
-        # The next pass makes up for a failed one.
+        # A failed pass is not retried, because the next one does its work.
         once = {"maxAsyncRetryAttempts": 0}
         self._ask(_DEPLOYING, "PUT PutAsyncInvokeConfig", f"{path}/async-invoke-config", once)
         self._settle(path)
@@ -209,7 +210,7 @@ class FunctionComputeHost(FunctionHost):
         """Wait until the changes of the function have taken effect.
 
         Raises:
-            CloudspotError: they have failed, or take more than a minute.
+            CloudspotError: the changes have failed, or take more than a minute.
         """
         end = time.monotonic() + ROLE_SECONDS
         while True:
@@ -217,7 +218,7 @@ class FunctionComputeHost(FunctionHost):
             states = [str(found.get(name) or "") for name in ("state", "lastUpdateStatus")]
             if "Failed" in states or time.monotonic() >= end:
                 why = found.get("stateReason") or found.get("lastUpdateStatusReason") or " ".join(states)
-                raise CloudspotError(f"Function Compute does not make the driver: {why}")
+                raise CloudspotError(f"Function Compute cannot make the driver: {why}")
             if not set(states) & set(_UNSETTLED):
                 return
             self._sleep(1.0)
@@ -232,7 +233,7 @@ class FunctionComputeHost(FunctionHost):
         )
 
     def _schedule(self, function: str, name: str, rate: str, event: Mapping[str, Any]) -> None:
-        """Let the function run at a rate such as ``@every 2m``, each time with this event."""
+        """Run the function at a rate such as ``@every 2m``, each time with this event."""
         timer = {"enable": True, "cronExpression": rate, "payload": json.dumps(event)}
         self._make_trigger(function, name, "timer", timer)
 
@@ -282,6 +283,6 @@ def _python() -> str:
 
 
 def _checked_bucket(function: DriverFunction) -> str:
-    """Return the store's bucket; raise SpecError if it is not in OSS, or the code cannot run there."""
+    """Return the store's bucket; raise SpecError if the store is not in OSS, or the code cannot run there."""
     LIMITS.require_fit(function)
     return bucket_of(function, scheme="oss", needs="a driver on Function Compute needs a store in OSS")

@@ -1,6 +1,6 @@
 """The HTTP server that Function Compute starts; it passes each event to the driver's handler.
 
-It uses only the standard library, and so can report a missing package. Source: Function Compute,
+The server uses only the standard library, so it can report a missing package. Source: Function Compute,
 "Event handlers" and "Specifications" of custom runtimes, "Configure environment variables", "Timer triggers"
 and "Configure event triggers for Alibaba Cloud services" (checked 2026-11).
 """
@@ -20,22 +20,22 @@ from typing import Any, Final
 
 PORT: Final = 9000
 INTERRUPTION: Final = "ecs:Instance:PreemptibleInstanceInterruption"
-"""The type of the event with which ECS announces a reclaim."""
+"""The type of the event by which ECS announces a reclaim."""
 NOTICE_SECONDS: Final = 5.0
-"""The same as in cloudspot.plugin.functionchecks."""
+"""The same value as in cloudspot.plugin.functionchecks."""
 LOG_CHARACTERS: Final = 500
 _KEYS: Final = {
     "x-fc-access-key-id": "ALIBABA_CLOUD_ACCESS_KEY_ID",
     "x-fc-access-key-secret": "ALIBABA_CLOUD_ACCESS_KEY_SECRET",
     "x-fc-security-token": "ALIBABA_CLOUD_SECURITY_TOKEN",
 }
-"""Each event has a new key of the role; the variables have the key from the instance's start."""
+"""Each event brings a new key of the role; the environment's key is from the start of the instance."""
 
 
 def event_of(body: bytes) -> dict[str, Any]:
-    """Return the handler's event: a timer's payload, the wait for a notice, or what the caller sent."""
+    """Return the handler's event: a timer's payload, the wait after a notice, or the caller's own event."""
     event = json.loads(body or b"{}")
-    if isinstance(event, list):  # EventBridge may send several at once.
+    if isinstance(event, list):  # EventBridge may send several events at once.
         event = event[0] if event else {}
     if not isinstance(event, dict):
         return {}
@@ -47,7 +47,7 @@ def event_of(body: bytes) -> dict[str, Any]:
 
 
 def answer(body: bytes, handler: str) -> tuple[bool, dict[str, Any]]:
-    """Run ``module.function`` for the event; return whether it failed, and the answer."""
+    """Run ``module.function`` for the event; return whether it failed, and the response."""
     said = io.StringIO()
     try:
         with redirect_stdout(said), redirect_stderr(said):
@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(length))
         request = self.headers.get("x-fc-request-id", "")
         os.environ.update({name: self.headers[one] for one, name in _KEYS.items() if self.headers.get(one)})
-        # Function Compute needs these lines before and after the run.
+        # Function Compute needs these lines before and after a run.
         _say(f"FC Invoke Start RequestId: {request}\n")
         has_failed, said = answer(body, os.environ["FC_FUNCTION_HANDLER"])
         _say(f"FC Invoke End RequestId: {request}\n")
@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Serve one event after another, for as long as the instance lives."""
+    """Serve one event after another, for the whole life of the instance."""
     port = int(os.environ.get("FC_CUSTOM_LISTEN_PORT") or PORT)
     HTTPServer(("0.0.0.0", port), _Handler).serve_forever()  # noqa: S104 - the instance's own network
 

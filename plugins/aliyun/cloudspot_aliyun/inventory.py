@@ -1,7 +1,7 @@
 """Finds the resources that cloudspot has made in an Alibaba Cloud account, for ``cloudspot reap``.
 
 Resources are recognised by their tags. A deployment set has no tags, so it counts as cloudspot's only if its
-name holds the digest of a known store. Public addresses and network interfaces are released with their
+name contains the digest of a known store. Public addresses and network interfaces are released with their
 machine. cloudspot makes no launch template and no schedule, because ECS itself releases machines when their
 time is up.
 """
@@ -42,7 +42,7 @@ def account_regions(clients: AliyunClients) -> tuple[str, ...]:
 
 
 def inventories(options: AliyunOptions, clients: AliyunClients) -> tuple[Inventory, ...]:
-    """Return the inventories of the clients' region, in the order in which to end their assets."""
+    """Return the inventories of the clients' region, in the order in which their assets should be ended."""
     return (*(kind(options, clients) for kind in (_Machines, _Disks, _DeploymentSets)), _Drivers(clients))
 
 
@@ -134,7 +134,7 @@ class _Disks(_AliyunInventory):
 
 
 class _DeploymentSets(_AliyunInventory):
-    """The deployment sets of jobs. They cost nothing, but their number is limited."""
+    """The deployment sets of jobs. Deployment sets cost nothing, but their number is limited."""
 
     plural = "deployment sets"
 
@@ -168,7 +168,7 @@ class _DeploymentSets(_AliyunInventory):
 
 
 class _Drivers(DriverInventory):
-    """The functions of ``cloudspot driver``, and roles that outlived theirs."""
+    """The functions of ``cloudspot driver``, and roles whose function no longer exists."""
 
     def __init__(self, clients: AliyunClients) -> None:
         self.title = f"drivers in {clients.region}"

@@ -1,4 +1,4 @@
-"""Turns ECS's description of an instance into cloudspot's: its job, its state, and why it ends."""
+"""Turns ECS's description of an instance into cloudspot's: its job, its state, and why it is ending."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _STATES: Final = {
     "Starting": InstanceState.PENDING,
     "Running": InstanceState.RUNNING,
     "Stopping": InstanceState.SHUTTING_DOWN,
-    # It exists, may be billed, and may be started again, so it has not ended. It was stopped by hand, or it
-    # shut down because it could not release itself.
+    # Such a machine exists, may be billed, and may be started again, so it does not count as ended. The
+    # machine was stopped by hand, or it shut down because it could not release itself.
     "Stopped": InstanceState.SHUTTING_DOWN,
 }
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d)?Z", re.ASCII)
 
 
 def to_instance(described: Mapping[str, Any]) -> Instance | None:
-    """Return the instance that DescribeInstances describes, or None if it carries no tag of cloudspot's.
+    """Return the instance that DescribeInstances describes, or None if it has none of cloudspot's tags.
 
     ECS forgets an instance as soon as it is released, so none is ever ENDED here. An instance that is being
-    reclaimed counts as shutting down, whatever its status is.
+    reclaimed counts as shutting down, whatever its status.
     """
     own_tags = tags.from_answer(described)
-    if not own_tags.get(machinetags.JOB):  # an empty tag names no job, and must not fail the listing
+    if not own_tags.get(machinetags.JOB):  # an empty tag names no job, and must not break the listing
         return None
     state = _STATES.get(str(described.get("Status")), InstanceState.SHUTTING_DOWN)
     reason = None
@@ -57,19 +57,19 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
 
 
 def is_being_taken(described: Mapping[str, Any]) -> bool:
-    """Return whether ECS has announced that it reclaims the machine."""
+    """Return whether ECS has announced that it will reclaim the machine."""
     locks = (described.get("OperationLocks") or {}).get("LockReason") or ()
     return any(lock.get("LockReason") == RECYCLING for lock in locks)
 
 
 def market_of(described: Mapping[str, Any]) -> Market:
-    """Return the market of a machine, or of a request for one."""
+    """Return the market of a machine, or of a request for a machine."""
     is_spot = str(described.get("SpotStrategy") or "NoSpot") != "NoSpot"
     return Market.SPOT if is_spot else Market.ON_DEMAND
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Parse a time of ECS's, ``2026-11-20T08:30Z`` or with seconds; return None if it is not a time."""
+    """Parse one of ECS's times, ``2026-11-20T08:30Z`` or with seconds; return None if it is not a time."""
     return moment(text) if _TIME.fullmatch(str(text or "")) else None
 
 

@@ -1,7 +1,7 @@
 """Looks up in Alibaba Cloud the image, the network, the groups and the role that a launch needs.
 
 :mod:`cloudspot_aliyun.offers` caches the answers. Each function raises SpecError if an option names something
-that does not exist, AuthError if a right is missing, and TransientError if there is no answer.
+that does not exist, AuthError if a permission is missing, and TransientError if there is no response.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotThere(CloudspotError):
-    """The looked up resource does not exist."""
+    """The resource that was looked up does not exist."""
 
 
 def check_region(clients: AliyunClients) -> str:
     """Return the region; raise SpecError if Alibaba Cloud has no such region.
 
-    This asks the central region, because a region that does not exist has no address.
+    The central region is asked, because a region that does not exist has no address.
     """
     region = clients.region
     try:
@@ -59,7 +59,7 @@ def check_region(clients: AliyunClients) -> str:
     except TransientError:
         if region == CENTRAL_REGION:
             raise
-        return region  # The central region may be far away; the region itself may answer.
+        return region  # If the central region is too far away, the region itself may still answer.
     known = [str(one["RegionId"]) for one in items(answer, "Regions", "Region")]
     if region not in known:
         raise unknown_region("region", region, known)
@@ -121,7 +121,7 @@ def _named_vswitches(clients: AliyunClients, options: AliyunOptions) -> list[dic
 
 
 def _default_vswitches(clients: AliyunClients) -> list[dict[str, Any]]:
-    """Return the tagged vSwitches, else the default VPC's, else all."""
+    """Return the tagged vSwitches, else those of the default VPC, else all."""
     for wanted in ({"Tag": [{"Key": tags.FOUND_BY}]}, {"IsDefault": True}, {}):
         vswitches = [
             one
@@ -141,7 +141,7 @@ def _default_vswitches(clients: AliyunClients) -> list[dict[str, Any]]:
 
 
 def find_groups(clients: AliyunClients, options: AliyunOptions, vpc: str) -> tuple[str, ...]:
-    """Return the security groups of the machines, all in the VPC."""
+    """Return the security groups of the machines, which are all in the VPC."""
     what, path = "looking up the security groups", ("SecurityGroups", "SecurityGroup")
     if options.security_groups:
         wanted = {"SecurityGroupIds": json.dumps(list(options.security_groups))}
@@ -193,7 +193,7 @@ def check_names(clients: AliyunClients, options: AliyunOptions) -> None:
 
 
 def check_role(clients: AliyunClients, options: AliyunOptions) -> bool:
-    """Check that the RAM role exists; return False if the credentials may not look."""
+    """Check that the RAM role exists; return False if the credentials do not allow the check."""
     try:
         answer = read(
             clients,
@@ -204,7 +204,7 @@ def check_role(clients: AliyunClients, options: AliyunOptions) -> bool:
             codes={"EntityNotExist.Role": NotThere},
         )
     except AuthError:
-        return False  # RunInstances itself will report it
+        return False  # RunInstances itself reports the error then
     except NotThere as error:
         raise field_error("role", f'there is no "{options.role}"; cloudspot setup aliyun makes it') from error
     trust = str((answer.get("Role") or {}).get("AssumeRolePolicyDocument") or "")

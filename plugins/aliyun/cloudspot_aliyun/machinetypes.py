@@ -1,4 +1,4 @@
-"""The instance types of a region, and the zones where they are in stock."""
+"""The instance types of a region, and the zones in which they are in stock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.options import unknown_type
 
 MAX_NAMED: Final = 10
-"""The most types in one DescribeInstanceTypes call (API reference; checked 2026-11)."""
+"""The maximum number of types in one DescribeInstanceTypes call (API reference; checked 2026-11)."""
 GIB: Final = 2**30
 _ARCHITECTURES: Final = {"X86": "x86_64", "ARM": "arm64"}
 _MAKERS: Final = re.compile(r"\b(?:nvidia|tesla|amd|geforce)\b")
@@ -27,15 +27,15 @@ class InstanceType(MachineType, frozen=True, kw_only=True):
     architecture: str
     """``x86_64`` or ``arm64``, as for images."""
     is_plain: bool
-    """Whether it may be chosen without being named: it is neither bare metal nor throttled."""
+    """Whether the type may be chosen without being named: it is neither bare metal nor throttled."""
 
     def is_called(self, accelerator: str) -> bool:
-        """Return whether ``accelerator`` is a name of this one: ``v100`` is ``NVIDIA Tesla V100``."""
+        """Return whether ``accelerator`` names this type's one, as ``v100`` names ``NVIDIA Tesla V100``."""
         return _plain(accelerator) == _plain(self.accelerator or "")
 
 
 def named_types(clients: AliyunClients, names: Sequence[str]) -> list[InstanceType]:
-    """Return the types of these names, in their order; raise SpecError if the region lacks one."""
+    """Return the named types, in the order of the names; raise SpecError if the region lacks one."""
     types: dict[str, InstanceType] = {}
     for start in range(0, len(names), MAX_NAMED):
         wanted = {"InstanceTypes": list(names[start : start + MAX_NAMED])}
@@ -64,10 +64,10 @@ def all_types(clients: AliyunClients) -> list[InstanceType]:
 
 
 def stock(clients: AliyunClients, market: Market, *, spot_hours: int) -> dict[tuple[str, str], bool]:
-    """Return whether each (type, zone) is in stock now; missing pairs are not sold.
+    """Return whether each (type, zone) is in stock now; pairs that are not sold are missing.
 
     Raises:
-        AuthError: the right ``ecs:DescribeAvailableResource`` is missing.
+        AuthError: the permission ``ecs:DescribeAvailableResource`` is missing.
     """
     wanted: dict[str, Any] = {
         "DestinationResource": "InstanceType",

@@ -1,8 +1,8 @@
-"""Reads a node's identity and its notices from ECS's metadata service.
+"""Reads a node's identity and notices from ECS's metadata service.
 
-It uses only the standard library, because every agent carries it and it must work where nothing is installed.
-Sources: ECS user guide, "Instance metadata" (items; security hardening mode), "Preemptible instances", API
-reference of ModifyInstanceMetadataOptions (checked 2026-11).
+The module uses only the standard library, because every agent carries it and it must work where nothing is
+installed. Sources: ECS user guide, "Instance metadata" (items; security hardening mode), "Preemptible
+instances", API reference of ModifyInstanceMetadataOptions (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cloudspot.plugin.metadataclient import MetadataClient, parse_time
 from cloudspot_aliyun.names import rank_of
 
 ENDPOINT: Final = "CLOUDSPOT_ALIYUN_METADATA"
-"""The environment variable that overrides the service's address; the SDKs have none."""
+"""The environment variable that overrides the service's address; the SDKs have no such variable."""
 DISABLED: Final = "ALIBABA_CLOUD_ECS_METADATA_DISABLED"
 """The environment variable that turns the service off in Alibaba Cloud's SDKs."""
 SPOT_NOTICE_SECONDS: Final = 300.0
@@ -32,8 +32,8 @@ _log = logging.getLogger("cloudspot.aliyun.metadata")
 class EcsMetadata(MetadataClient):
     """A client of the metadata service, in hardened mode or without it. Thread-safe.
 
-    In hardened mode (HttpTokens=required) a request without a token gets 403, and one with an expired token
-    401. In normal mode the service gives tokens too, and accepts requests without one.
+    In hardened mode (HttpTokens=required) a request without a token gets status 403, and a request with an
+    expired token 401. In normal mode the service also issues tokens, but accepts requests without one.
     """
 
     default_endpoint: ClassVar[str] = "http://100.100.100.200"
@@ -48,7 +48,8 @@ class AliyunNoticeSource(PreemptionSource):
     """Reads ``instance/spot/termination-time``, which is missing or empty until a reclaim is announced."""
 
     notice_seconds: float = SPOT_NOTICE_SECONDS
-    # There is no long poll, frequent requests are throttled, and the notice is five minutes long.
+    # It is polled: there are no long polls, frequent requests are throttled, and the notice is five minutes
+    # long.
     poll_seconds: ClassVar[float] = 3.0
 
     def __init__(self, metadata: EcsMetadata | None = None) -> None:
@@ -63,9 +64,9 @@ class AliyunNoticeSource(PreemptionSource):
             at = parse_time(text)
         except ValueError:
             said = f"{TERMINATION.partition('/')[2]} is {text[:200]!r}, which is not a time"
-            # A value that looks like a time is a notice; without a time, the shortest promised notice
-            # applies. Any other text is not: a service that served an error page to all would end every
-            # machine.
+            # A value that looks like a time is a notice; if it is not a valid time, the shortest promised
+            # notice applies. Any other text is not a notice: otherwise, a service that answers everyone with
+            # an error page would end every machine.
             if not re.match(r"[0-9]{4}-", text):
                 raise TransientError(said) from None
             if text != self._unread:
@@ -78,10 +79,10 @@ class AliyunNoticeSource(PreemptionSource):
 def node_identity(metadata: EcsMetadata | None = None) -> NodeIdentity:
     """Return this machine's identity; its rank is the number at the end of its host name.
 
-    The metadata have no other index (see ``names``), and do not contain the market.
+    The metadata contain no other index (see ``names``), and no market.
 
     Raises:
-        TransientError: the metadata service is not up yet, or its answer is invalid.
+        TransientError: the metadata service is not available yet, or its answer is invalid.
     """
     metadata = metadata or EcsMetadata()
     host_name = metadata.require("meta-data/hostname").strip()

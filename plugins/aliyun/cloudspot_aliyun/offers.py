@@ -28,11 +28,13 @@ from cloudspot_aliyun.request import system_disk
 from cloudspot_aliyun.setup_images import AliyunImageHost
 
 STOCK_SECONDS: Final = 60.0
-"""How long stock and spot prices are cached; a controller that waits for capacity asks every few seconds."""
+"""How long stock and spot prices are cached, in seconds; a controller that waits for capacity asks every few
+seconds.
+"""
 MAX_CANDIDATES: Final = 8
-"""How many of the smallest types that fit and are sold are compared by price, with a call for each."""
+"""How many of the smallest types that fit and are sold are compared by price, which takes a call for each."""
 MAX_TYPES: Final = 4
-"""How many of the cheapest are offered. More would cost calls and improve the chances little."""
+"""How many of the cheapest types are offered. More would cost API calls and improve the chances little."""
 
 Stock = dict[tuple[str, str], bool]
 
@@ -43,9 +45,9 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
         """Return an offer for each type, zone and market; a zone must have the type and a vSwitch.
 
-        An offer that is sold out is left out while its market has another one in stock, because its launch
-        would be refused. If everything is sold out, everything is offered, so that a controller that waits
-        for capacity tries again.
+        A sold-out offer is left out while its market has another one in stock, because its launch would be
+        refused. If everything is sold out, everything is offered, so that a controller that waits for
+        capacity tries again.
         """
         options, clients = self.options, self.clients
         region = self.cache.get("region", lambda: check_region(clients))
@@ -84,7 +86,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
                     except SpecError:
                         if options.instance_types:
                             raise
-                        continue  # A type that was not named and has no price is left out.
+                        continue  # A type that has no price, and that the options do not name, is left out.
                     rate = rates.get((type_.name, zone), "") if market is Market.SPOT else ""
                     offer = Offer(
                         instance_type=type_.name,
@@ -105,10 +107,10 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         return tuple(offer for offer, has_some in candidates if has_some or offer.market not in live)
 
     def spot_price(self, offer: Offer) -> float | None:
-        """Return the newest price of the type in the zone, at most ``max_price``, or None if there is none.
+        """Return the newest price of the type in the zone, at most ``max_price``, or None without one.
 
-        ECS releases a machine when the market's price exceeds its limit, so no machine is billed above that
-        (ECS user guide, "Preemptible instances"; checked 2026-11).
+        ECS releases a machine when the market's price exceeds the machine's limit, so no machine is billed
+        above its limit (ECS user guide, "Preemptible instances"; checked 2026-11).
         """
         name, zone = offer.instance_type, offer.zone
         found = self._spot_prices(name).get(zone) or self._asked_spot_price(name, zone)
@@ -117,7 +119,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         return min(found.price, self.options.max_price or found.price)
 
     def _start(self, image: Image, resources: Resources) -> dict[str, Any]:
-        """Return the offers' fields for the image that machines start from, and for its size."""
+        """Return the fields of offers that depend on the image from which machines start and on its size."""
         found = self.setup_image(AliyunImageHost(self.options, self.clients), self.options.setup_key)
         if found is None:
             return {"image": image.id, "image_gib": image.size_gib}
@@ -147,7 +149,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
             for (name, zone), has in table.items()
             if has and zone in zones
         }
-        # Types in stock come first; sold out types are better than none.
+        # Types in stock come first; sold-out types are better than none.
         candidates = sorted(
             (one for one in fitting if one.name in on_sale), key=lambda one: one.name not in live
         )
@@ -183,15 +185,15 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         )
 
     def _disk(self, resources: Resources, image_gib: int, names: Sequence[str]) -> float | None:
-        """Return the system disk's price per hour, or None if ECS gives none.
+        """Return the system disk's price per hour, or None if ECS states none.
 
-        A public address is free by itself: its traffic is billed (API reference, RunInstances,
+        A public address itself is free; its traffic is billed (API reference, RunInstances,
         InternetChargeType; checked 2026-11).
         """
         options, clients = self.options, self.clients
         name = next((one for one in names if one not in options.on_demand_prices), None)
         if name is None:
-            return None  # A user who states prices may lack the right to ask for any.
+            return None  # A user who states prices may lack permission to ask for any.
 
         def ask() -> float | None:
             disk = system_disk(options, image_gib=image_gib, resources=resources)

@@ -1,4 +1,4 @@
-"""The table ``[providers.aliyun]`` of a job file: where machines run, on what and with which rights."""
+"""The table ``[providers.aliyun]`` of a job file: where and how its machines run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_IMAGE_FAMILY: Final = "acs:ubuntu_24_04_x64"
 """Alibaba Cloud's public image of Ubuntu 24.04, the newest of its family."""
 DEFAULT_ROLE: Final = "cloudspot-node"
 MAX_GROUPS: Final = 5
-"""The most security groups of a machine ("Security group limits"; from memory)."""
+"""The maximum number of a machine's security groups ("Security group limits"; from memory)."""
 MAX_OWN_TAGS: Final = 8
 """How many of an instance's 20 tags are reserved for cloudspot's own."""
 
@@ -58,17 +58,20 @@ unknown_region, unknown_type = _CHECKS.unknown_region, _CHECKS.unknown_type
 
 
 class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[providers.aliyun]``: ECS machines. Every field may be left out."""
+    """``[providers.aliyun]``: ECS machines. Every field is optional."""
 
     region: str | None = None
     """The region, such as ``"cn-hangzhou"``. The default is ``ALIBABA_CLOUD_REGION_ID``, else the profile's
-    region, else the region of this machine. The bucket should be there."""
+    region, else the region of the machine on which cloudspot runs. The bucket should be in this region.
+    """
     regions: tuple[str, ...] = ()
-    """The regions where machines may be, such as ``["cn-hangzhou", "cn-beijing"]``. The default is ``region``
-    only. The nodes of a job are in one region at a time."""
+    """The regions where machines may run, such as ``["cn-hangzhou", "cn-beijing"]``. The default is only
+    ``region``. The nodes of a job are in one region at a time.
+    """
     account: str | None = None
-    """The account's number. The default is the submitter's account. A driver with credentials of another
-    account cannot see the job's machines, and is refused."""
+    """The account's number. The default is the submitter's account. A driver whose credentials belong to
+    another account cannot see the job's machines, and is refused.
+    """
     zones: tuple[str, ...] = ()
     """The only zones to use, such as ``["cn-hangzhou-i"]``. The default is every zone that has the type and a
     vSwitch."""
@@ -76,38 +79,42 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The only types to use, such as ``["ecs.gn7i-c8g1.2xlarge"]``. The default is the cheapest types that
     have ``resources``."""
     image: str | None = None
-    """An image's id, of your own (``"m-..."``) or a public one. The default is the newest image of
-    ``image_family``. With ``regions``, name a family that each of them has instead."""
+    """The id of an image, either your own (``"m-..."``) or a public one. The default is the newest image of
+    ``image_family``. With ``regions``, name instead a family that exists in each of them.
+    """
     image_family: str | None = None
     """An image family. The default is Alibaba Cloud's Ubuntu 24.04 (``"acs:ubuntu_24_04_x64"``), which has
     neither PyTorch nor a driver: install them in the job's setup, or use an image of your own."""
     setup_key: str | None = None
-    """Set by cloudspot on submission: the key of the image from ``cloudspot image bake`` that machines start
-    from, if it exists."""
+    """Set by cloudspot on submission: the key of the image from ``cloudspot image bake``, if it exists, from
+    which machines start.
+    """
     image_has_cloudspot: bool = False
     """Whether the image contains this exact version of cloudspot and this plugin, so that nothing is
     installed at boot."""
     agent_python: str = "python3"
     """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
     train_python: str = "python3"
-    """The image's Python for setup and training if the job names none."""
+    """The image's Python for setup and training if the job does not name one."""
     data_cache: str | None = None
     """The absolute path of the directory in which machines keep the files of ``[data]``, such as a fast local
     disk that the image mounts. The default is in the agent's own directory on the boot disk."""
     role: str = DEFAULT_ROLE
     """The name of the machines' RAM role, which lets them use the bucket and release themselves."""
     vswitches: tuple[str, ...] = ()
-    """At most one vSwitch a zone, all of a region in one VPC. The default is the vSwitches with the tag
-    ``cloudspot``, else those of the region's default VPC. They need a route to OSS and to the packages that
-    are installed. With ``regions``, write ``"cn-beijing/vsw-..."``."""
+    """At most one vSwitch for each zone; all vSwitches of a region must be in one VPC. The default is the
+    vSwitches with the tag ``cloudspot``, else those of the region's default VPC. The vSwitches need a route
+    to OSS and to the sources of packages that are installed. With ``regions``, write
+    ``"cn-beijing/vsw-..."``.
+    """
     security_groups: tuple[str, ...] = ()
     """Security groups that let the nodes of a job reach each other on every TCP port. The default is the
     VPC's group with the tag ``cloudspot``, else its only group. With ``regions``, write
-    ``"cn-beijing/sg-..."``, at most five for each."""
+    ``"cn-beijing/sg-..."``, at most five for each region."""
     public_bandwidth: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
-    """The outgoing Mbit/s of a public address; with 0, the machines get no public address."""
+    """The outgoing bandwidth of a public address, in Mbit/s; with 0, the machines get no public address."""
     key_pair: str | None = None
-    """An ECS key pair, to log in by SSH; cloudspot needs none."""
+    """An ECS key pair, to log in by SSH; cloudspot itself does not use it."""
     resource_group: str | None = None
     """The resource group of the machines."""
     disk: Size = 0
@@ -116,37 +123,42 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     disk_type: Literal["cloud_essd", "cloud_essd_entry", "cloud_auto", "cloud_ssd", "cloud_efficiency"] = (
         "cloud_essd"
     )
-    """The kind of the system disk; the newest instance types have ``cloud_essd`` and ``cloud_auto`` only."""
+    """The kind of the system disk; the newest instance types support only ``cloud_essd`` and ``cloud_auto``.
+    """
     disk_performance: Literal["PL0", "PL1", "PL2", "PL3"] | None = None
     """The performance level of a ``cloud_essd`` disk. The default is ECS's: PL1."""
     max_price: Price | None = None
-    """The most that a spot machine may cost an hour, in the account's currency with up to three decimals. The
-    default is the market's price, which is never above the pay-as-you-go price."""
+    """The maximum price of a spot machine per hour, in the account's currency with up to three decimals. The
+    default is the market's price, which is never above the pay-as-you-go price.
+    """
     protected_hour: bool = False
     """Whether spot machines are protected from a reclaim in their first hour, which costs more in some zones.
     By default, a machine may be reclaimed at any time."""
     on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
-    """Prices of an hour by instance type, such as ``{"ecs.gn7i-c8g1.2xlarge" = 10.5}``, for accounts that may
+    """Prices per hour by instance type, such as ``{"ecs.gn7i-c8g1.2xlarge" = 10.5}``, for accounts that may
     not ask ECS for prices. A price given here is not looked up, and no disk is added to it. With ``regions``,
-    a key may be for one of them: ``"cn-beijing/ecs.gn7i-c8g1.2xlarge"``."""
+    a key may name one of them: ``"cn-beijing/ecs.gn7i-c8g1.2xlarge"``.
+    """
     currency: Literal["CNY", "USD", "EUR", "JPY"] | None = None
-    """The currency of the prices. The default is ECS's, which is CNY for accounts of mainland China."""
+    """The currency of the prices. The default is ECS's own, which is CNY for accounts of mainland China."""
     deployment_set: str | None = None
     """``"auto"`` makes a deployment set for a job of several nodes, which spreads them over hosts, and
-    removes it with the job; a ``ds-...`` is a set of yours, and excludes ``regions``. A set holds at most 20
-    machines in a zone, old and new ones together."""
+    removes it with the job; ``ds-...`` names an existing set, and excludes ``regions``. A set holds at most
+    20 machines in a zone, including machines that have been replaced but not yet released.
+    """
     logs: Literal["oss", "bucket"] = "oss"
     """Where the nodes' logs go: to appendable objects below ``logs/``, as is usual on Alibaba Cloud, or
     beside the checkpoints in the bucket."""
     metadata_hops: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """How many network hops the metadata service's answers travel; 2 lets containers on the machine use it.
-    Not every account may set more than 1."""
+    """How many network hops the metadata service's responses may travel; with 2, containers on the machine
+    can use the service. Some accounts may set only 1.
+    """
     tags: dict[str, str] = msgspec.field(default_factory=dict)
-    """Tags for every instance and disk, such as for your bills, in addition to cloudspot's own."""
+    """Tags for every instance and disk, for example for billing, in addition to cloudspot's own."""
 
 
 def base_image(options: AliyunOptions) -> str:
-    """Return the id or the family of the image for machines that do not start from a setup's image."""
+    """Return the id or the family of the image for machines that do not start from a setup image."""
     return options.image or options.image_family or DEFAULT_IMAGE_FAMILY
 
 
@@ -196,7 +208,7 @@ def check_options(options: AliyunOptions) -> None:
 
 
 def options_in(region: str, options: AliyunOptions) -> AliyunOptions:
-    """Return the options for one of their ``regions``."""
+    """Return the options for one of ``regions``."""
     return msgspec.structs.replace(
         options,
         region=region,

@@ -1,7 +1,7 @@
 """The object store in OSS that ``oss://bucket/prefix`` opens.
 
-Create-only puts use OSS's ``x-oss-forbid-overwrite``, which a bucket with versioning ignores, so such a
-bucket is refused.
+Create-only puts use OSS's ``x-oss-forbid-overwrite``, which is ignored if the bucket has versioning, so such
+a bucket is refused.
 """
 
 from __future__ import annotations

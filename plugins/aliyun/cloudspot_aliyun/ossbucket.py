@@ -1,4 +1,4 @@
-"""A bucket of OSS: where it is, the requests it takes, and what its errors mean.
+"""A bucket of OSS: where it is, the requests that it accepts, and the meaning of its errors.
 
 Sources: OSS API reference, PutObject (x-oss-forbid-overwrite), GetBucketInfo, "Error responses" (checked
 2026-11).
@@ -46,13 +46,13 @@ from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.osspayload import compare
 
 FALLBACK_REGION: Final = "cn-hangzhou"
-"""The region that is asked for a bucket when none is configured; the refusal names the right one."""
+"""The region to ask for a bucket when none is configured; the refusal names the right one."""
 MAX_CONNECTIONS: Final = 32
 WRITER: Final = "x-oss-meta-cloudspot-writer"
 """The header that names an object's writer."""
 
 _ENDPOINT = re.compile(r"oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com")
-# Without this header, a range past the end, or one that begins there, gets the whole object.
+# Without this header, OSS returns the whole object for a range that begins or ends past its end.
 _STANDARD = {"x-oss-range-behavior": "standard"}
 _OTHERS_BUCKET = ", and the bucket policy's consent if another account owns it"
 
@@ -62,7 +62,7 @@ class PositionTaken(CloudspotError):
 
 
 class NotAppendable(CloudspotError):
-    """The object was put in one piece, and so cannot be appended to."""
+    """The object was uploaded as a whole, and so cannot be appended to."""
 
 
 class OssBucket(Bucket):
@@ -100,12 +100,12 @@ class OssBucket(Bucket):
         self._keys: _Keys | None = None
 
     def connect(self) -> oss2.Bucket:
-        """Return a client of the endpoint of the bucket's region, for which OSS is asked.
+        """Return a client of the endpoint of the bucket's region, after asking OSS for that region.
 
         Raises:
-            StoreMissing: there is no such bucket.
+            StoreMissing: the bucket does not exist.
             SpecError: the configuration is wrong.
-            StoreRefused: the bucket has versions, and so no create-only writes.
+            StoreRefused: versioning is on, so create-only writes do not work.
         """
         pace(HTTPConnection)
         region = self._clients.region_or_none() or FALLBACK_REGION
@@ -122,8 +122,8 @@ class OssBucket(Bucket):
                     continue
                 if ERRORS.code_of(error) not in ERRORS.denied:
                     raise self.translated(error, "list", "") from error
-                # A caller who may read and write objects need not see the bucket's settings: the answers to
-                # writes show whether it has versions.
+                # A caller who may read and write objects may lack permission to read the bucket's settings;
+                # the responses to writes show whether versioning is on.
                 return client
             if info.versioning_status:
                 raise self._versioned(f"versioning {info.versioning_status}")
@@ -135,7 +135,7 @@ class OssBucket(Bucket):
             return Passing
         if status == HTTPStatus.NOT_IMPLEMENTED:
             return StoreRefused
-        # The answer to a HEAD has no body, and so no code.
+        # The response to a HEAD has no body, and so no code.
         if not code and status == HTTPStatus.NOT_FOUND:
             return ObjectMissing
         return super().kind_of(error, verb)
@@ -161,7 +161,7 @@ class OssBucket(Bucket):
         answer = client.get_object(name, byte_range=span, headers={} if span is None else _STANDARD)
 
         def verify(data: memoryview) -> None:
-            if span is None:  # OSS gives only the checksum of the whole object.
+            if span is None:  # OSS returns only the checksum of the whole object.
                 compare(answer.headers, data, f"{self.url}: {name}")
 
         is_partial = answer.status == HTTPStatus.PARTIAL_CONTENT
@@ -191,10 +191,10 @@ class OssBucket(Bucket):
         return url
 
     def sign_link(self, client: Any, name: str, seconds: int, media_type: str) -> LinkResult:
-        """Return a URL that a browser shows; see Bucket.
+        """Return the URL of a page to open in a browser; see Bucket.
 
         Raises:
-            CloudspotError: the bucket has only its default domain, from which browsers download HTML.
+            CloudspotError: the bucket has only its default domain, under which browsers download HTML.
         Source: OSS user guide, "How to ensure an object is previewed when you access the object", and "Map a
         custom domain name to the default domain name of a bucket" (checked 2026-11).
         """
@@ -228,7 +228,7 @@ class OssBucket(Bucket):
         )
 
     def check_create(self, headers: Mapping[str, str]) -> None:
-        """Raise StoreRefused if a write's answer shows versions, because it may then have overwritten."""
+        """Raise StoreRefused if a write's response shows versioning, as it may have replaced an object."""
         if "x-oss-version-id" in headers:
             raise self._versioned("versions")
 
@@ -260,20 +260,20 @@ def _client(keys: _Keys, name: str, region: str) -> oss2.Bucket:
         session=_Session(pool_size=MAX_CONNECTIONS),
         connect_timeout=(CONNECT_SECONDS, READ_SECONDS),
         app_name=USER_AGENT,
-        enable_crc=False,  # osspayload computes it about forty times as fast.
+        enable_crc=False,  # osspayload computes the checksum about forty times as fast.
         region=region,
     )
 
 
 class _Session(oss2.Session):  # type: ignore[misc]
-    """Accepts a success only from OSS itself."""
+    """Treats a response as successful only if it comes from OSS itself."""
 
     def do_request(self, req: Any, timeout: Any) -> Any:
         """Make a request; see oss2.
 
         Raises:
-            NotTold: the answer has no request id, as all of OSS's answers have ("Common response headers",
-                checked 2026-11).
+            NotTold: the response lacks the request id that all of OSS's responses have ("Common response
+                headers", checked 2026-11).
         """
         answer = super().do_request(req, timeout)
         if answer.status < HTTPStatus.BAD_REQUEST and not answer.request_id:
@@ -283,7 +283,7 @@ class _Session(oss2.Session):  # type: ignore[misc]
 
 
 class _Keys(oss2.credentials.CredentialsProvider):  # type: ignore[misc]
-    """Gives oss2 the key that is valid now."""
+    """Supplies oss2 with the currently valid key."""
 
     def __init__(self, source: CredentialsSource) -> None:
         self._source = source
@@ -308,7 +308,7 @@ def _right_region(error: Exception) -> str | None:
 
 def _versioning(client: Any) -> str:
     client.get_bucket_info()
-    return "off"  # A bucket with versioning would have been refused.
+    return "off"  # If versioning were on, the bucket would have been refused.
 
 
 def _lifecycle(client: Any) -> str:

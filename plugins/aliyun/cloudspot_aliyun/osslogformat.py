@@ -1,4 +1,4 @@
-"""The format of log lines in a file that people read as well: time, number, source and text.
+"""The format of log lines in a file that is also for people: time, number, source and text.
 
 ::
 
@@ -41,12 +41,12 @@ def decode(data: bytes, stream: str) -> Iterator[LogRecord]:
 
 
 def first_start(data: bytes) -> int:
-    """Return the offset of the first record in a piece of a file, or the piece's length if it has none."""
+    """Return the offset of the first record in a piece of a file, or the piece's length if there is none."""
     at = 0
     while at < len(data):
         end = data.find(b"\n", at)
         line = data[at : len(data) if end < 0 else end]
-        # The text before the first newline may be the rest of a line that only looks like a whole one.
+        # The text before the first newline may be the rest of a line that only looks like a complete one.
         if at > 0 and _LINE.fullmatch(line):
             return at
         at = len(data) if end < 0 else end + 1
@@ -70,7 +70,7 @@ def _encode_one(record: LogRecord) -> bytes:
 
 
 def _record(match: re.Match[bytes], more: list[bytes], stream: str) -> Iterator[LogRecord]:
-    """Yield the record, unless its line is invalid: a month 13, or bytes that are not text."""
+    """Yield the record, unless its line is invalid, such as one with month 13 or with undecodable bytes."""
     try:
         text = b"\n".join((match[4], *more)).decode("utf-8", "surrogatepass")
         at = datetime.fromisoformat(match[1].decode("ascii")).replace(tzinfo=timezone.utc)

@@ -5,10 +5,10 @@
     logs/i-bp1.../2026-11-20/digits-7kq2.1-0.000000000000.log     the job, its stream, its first line's number
     jobs/digits-7kq2/logs/1-0/i-bp1...                            a machine on which the stream was written
 
-An object holds lines of one UTC date, without a gap. A writer knows the object's length and its last line; if
-an append finds the object longer, the writer reads its end and appends only the missing lines. So each line
-is written once, even if an answer was lost or an agent started again. Source: OSS API reference, AppendObject
-(checked 2026-11).
+An object holds the lines of one UTC date, without a gap. A writer knows the object's length and its last
+line; if an append finds the object longer, the writer reads its end and appends only the missing lines. So
+each line is written once, even if a response was lost or an agent was restarted. Source: OSS API reference,
+AppendObject (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ LOGS: Final = "logs/"
 BLOCK_BYTES: Final = 4 << 20
 """The size of the pieces in which a log is read from its beginning."""
 END_BYTES: Final = 128 << 10
-"""The size of the first piece that is read from a log's end: more than a screen of lines."""
+"""The size of the first piece that is read from a log's end; it holds more than a screen of lines."""
 MAX_OBJECT_BYTES: Final = 1 << 30
-"""The length at which a new object is begun: OSS accepts 5 GiB, but people want smaller files."""
+"""The length at which a new object is begun; OSS accepts 5 GiB, but smaller files are easier to use."""
 NUM_THREADS: Final = 8
 """How many objects are deleted at once."""
 
@@ -53,11 +53,11 @@ _INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class _Moved(TransientError):
-    """The object is longer than expected, or an append's answer was lost: look at it, and try again."""
+    """The object is longer than expected, or an append's response was lost; read its end and try again."""
 
 
 class _File(NamedTuple):
-    """An object of a stream's log in a listing; sorted by the number of its first line."""
+    """An object of a stream's log, as listed; sorted by the number of its first line."""
 
     first: int
     key: str
@@ -67,11 +67,11 @@ class _File(NamedTuple):
 
 @dataclass
 class _End:
-    """The end of a log, where a writer continues."""
+    """The end of a log, at which a writer continues."""
 
     key: str
     first: int
-    """The number of its first line, which is in its key."""
+    """The number of the object's first line, which is in its key."""
     day: date
     size: int
     last_seq: int
@@ -91,13 +91,13 @@ class OssLogSink(LogSink):
         instance_id: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Do no I/O. ``instance_id`` is the writing machine; the default is this one, from its metadata.
+        """Do no I/O. ``instance_id`` is the writing machine; the default is this machine, from its metadata.
 
         Raises:
             SpecError: the store is not in OSS.
         """
         if isinstance(store, OssStore) and clients is None:
-            self._bucket = store.bucket  # This shares its credentials and connections.
+            self._bucket = store.bucket  # The sink shares the store's credentials and connections.
         else:
             self._bucket = OssBucket(store.url, clients or AliyunClients(), sleep)
         self._store = with_retries(store, sleep=sleep)
@@ -108,9 +108,9 @@ class OssLogSink(LogSink):
         self._ends: dict[str, _End | None] = {}
         """The ends of the streams that this sink writes, by stream."""
         self._instances: dict[str, tuple[str, ...]] = {}
-        """The machines that have written each stream, once they are known, by stream."""
+        """The machines that have written each stream, by stream, as far as they are known."""
         self._read_to: dict[str, tuple[int, int]] = {}
-        """The length read, and the number of the last line read, by object."""
+        """The length that was read, and the number of the last line read, by object."""
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -142,14 +142,14 @@ class OssLogSink(LogSink):
             del self._ends[stream]
             raise _Moved(str(error)) from error
         except NotAppendable as error:
-            # The object was replaced by a copy or an empty one, so the log continues in another.
+            # The object was replaced by a copy or an empty one, so the log continues in another object.
             seq = records[0].seq
             self._ends[stream] = replace(self._begin(stream, day, max(seq, end.first + 1)), last_seq=seq - 1)
             raise _Moved(str(error)) from error
         self._ends[stream] = replace(end, size=size, last_seq=records[-1].seq)
 
     def _append_bytes(self, key: str, position: int, data: bytes) -> int:
-        # The answer has only the whole object's checksum; Content-MD5 detects bytes that change on the way.
+        # The response has only the whole object's checksum; Content-MD5 detects bytes that change in transit.
         headers = {"Content-Type": "text/plain; charset=utf-8", **digest_header(data)}
         with self._bucket.asking("append to", key) as client:
             answer = client.append_object(self._bucket.full(key), position, data, headers=headers)
@@ -184,7 +184,10 @@ class OssLogSink(LogSink):
     # --- reading ----------------------------------------------------------------------------------
 
     def streams(self) -> Sequence[str]:
-        """Return the names of the job's streams, sorted; see LogSink. This makes a request for each."""
+        """Return the names of the job's streams, sorted; see LogSink.
+
+        A request is made for each stream.
+        """
         return list_streams(self._store, self._job_id)
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
@@ -194,7 +197,7 @@ class OssLogSink(LogSink):
             if number + 1 < len(files) and files[number + 1].first <= after + 1:
                 continue
             start, last = self._read_to.get(file.key, (0, -1))
-            # The object was only read from its end, or it was removed and begun again.
+            # Only the object's end was read, or it was removed and begun again.
             if last > after or start > file.size:
                 start = 0
             if start == 0 and after >= file.first:
@@ -216,7 +219,7 @@ class OssLogSink(LogSink):
                 top = max(top, record.seq)
                 yield record
         finally:
-            # A reader that continues from here need not read the present lines.
+            # If the newest line is read, a later ``read`` need not read these objects' present lines again.
             for file in files if top >= 0 else ():
                 self._read_to.setdefault(file.key, (file.size, top))
 
@@ -246,14 +249,15 @@ class OssLogSink(LogSink):
         for meta in self._store.list_objects(prefix):
             match = name.fullmatch(meta.key.removeprefix(prefix))
             if match is not None:
-                with suppress(ValueError):  # The name only looks like a day, and is not cloudspot's.
+                with suppress(ValueError):  # The key's date is invalid, so the object is not cloudspot's.
                     files.append(_File(int(match[2]), meta.key, meta.size, date.fromisoformat(match[1])))
         return sorted(files)
 
     def _start_after(self, file: _File, stream: str, after: int) -> int:
-        """Return the offset of a line such that no line before it has a number above ``after``.
+        """Return the offset of a line before which no line has a number above ``after``.
 
-        This bisects, so that a reader of the last hour of a long log fetches little more than that hour.
+        The search is by bisection, so that a reader of a long log's last hour fetches little more than that
+        hour.
         """
         low, high = 0, file.size
         while high - low > BLOCK_BYTES:
@@ -268,7 +272,7 @@ class OssLogSink(LogSink):
         return low
 
     def _lines(self, file: _File, start: int, stream: str) -> Iterator[LogRecord]:
-        """Yield the lines of an object from ``start``, the offset of a line, to the listed end."""
+        """Yield an object's lines from ``start``, the offset of a line, to the object's listed length."""
         rest = b""
         while start < file.size:
             block = self._range(file.key, start, min(BLOCK_BYTES, file.size - start))

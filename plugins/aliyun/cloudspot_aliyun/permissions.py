@@ -1,6 +1,6 @@
-"""The Alibaba Cloud policies that cloudspot needs, one in each file: the only list of its rights.
+"""The Alibaba Cloud policies that cloudspot needs, one in each file: the only list of its permissions.
 
-``cloudspot setup`` makes these, `cloudspot driver deploy` uses them, and docs/aliyun.md shows them.
+``cloudspot setup`` makes these policies, `cloudspot driver deploy` uses them, and docs/aliyun.md shows them.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ REASONS: Final[Mapping[str, str]] = {
 
 
 def policy(name: str, *, bucket: str) -> Document:
-    """Return the policy of that name, such as ``submitter``, for one bucket."""
+    """Return the named policy, such as ``submitter``, for one bucket."""
     text = (DIRECTORY / f"policy-{name}.json").read_text(encoding="utf-8")
     found: Document = json.loads(text.replace("BUCKET", bucket))
     return found
 
 
 def trust(name: str) -> Document:
-    """Return the trust policy of the role of that name."""
+    """Return the trust policy of the named role."""
     found: Document = json.loads((DIRECTORY / f"trust-{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def reasons(document: Document) -> Sequence[str]:
-    """Return a line for each statement, with its reason and its rights."""
+    """Return a line for each statement, with its reason and its permissions."""
     return [
         f"{REASONS[actions[0]]}: {', '.join(actions)}"
         for actions in (listed(one["Action"]) for one in document["Statement"])

@@ -18,9 +18,11 @@ from cloudspot_aliyun.listing import parse_time
 from cloudspot_aliyun.options import field_error
 
 BILLING: Final = Billing()
-"""By the second, from creation to release, even after a reclaim. The protected hour (``SpotDuration``) delays
-the reclaim and refunds nothing (ECS user guide, "Preemptible instances" and "Pay-as-you-go"; checked
-2026-11). A notice of 2017-09-28 (ECS-0928) names a minimum fee of 0.01 a machine, which is not counted."""
+"""Billed by the second, from creation to release, even after a reclaim. The protected hour (``SpotDuration``)
+delays the reclaim and refunds nothing (ECS user guide, "Preemptible instances" and "Pay-as-you-go"; checked
+2026-11). A notice of 2017-09-28 (ECS-0928) states a minimum fee of 0.01 for each machine, which is not
+counted.
+"""
 _TRANSFER_USD: Final = 0.16
 _DEAREST_TRANSFER_USD: Final = 0.45
 _A_DOLLAR: Final = {"USD": 1.0, "CNY": 7.5, "EUR": 1.0, "JPY": 160.0}
@@ -39,12 +41,12 @@ class SpotPrice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def transfer_price(region: str, home: str, currency: str) -> float:
-    """Return the price of sending a GiB between two regions, over the internet, in the dearer direction.
+    """Return the price of sending a GiB between two regions over the internet, at the higher rate.
 
     ECS bills the traffic from a machine's public address: 0.123 to 0.125 USD a GB in mainland China, 0.07 to
     0.156 elsewhere and 0.447 in the Middle East (Alibaba Cloud, "Data Transfer Plan Instructions" of 2017 and
-    "Pay-by-data-transfer", read 2026-11). Here it is rounded up to the dearest of each. Traffic from OSS
-    costs less (from memory). The price of a NAT gateway or CEN is not counted.
+    "Pay-by-data-transfer", read 2026-11). The highest price of each group is used, rounded up. Traffic from
+    OSS costs less (from memory). The price of a NAT gateway or CEN is not counted.
     """
     if region == home:
         return 0.0
@@ -56,7 +58,7 @@ def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) 
     """Return the newest spot price by zone, by default from ECS's last three hours.
 
     Raises:
-        AuthError: the right ``ecs:DescribeSpotPriceHistory`` is missing.
+        AuthError: the permission ``ecs:DescribeSpotPriceHistory`` is missing.
     Source: API reference, DescribeSpotPriceHistory (checked 2026-11).
     """
     newest: dict[str, tuple[datetime, SpotPrice]] = {}
@@ -90,16 +92,18 @@ def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) 
 
 
 def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: str) -> tuple[float, str]:
-    """Return the type's pay-as-you-go price of an hour, without its disk, and the currency.
+    """Return the type's pay-as-you-go price per hour, without its disk, and the currency.
 
     Raises:
-        SpecError: ECS gives no price; the message names the option for a price.
-        AuthError: the right ``ecs:DescribePrice`` is missing.
+        SpecError: ECS states no price; the message names the option that states a price.
+        AuthError: the permission ``ecs:DescribePrice`` is missing.
     """
     try:
         asked, currency = _asked_price(clients, instance_type, {"Category": disk_type}, {})
     except AuthError as error:
-        raise AuthError(f"{error}; or give the price in providers.aliyun.on_demand_prices") from error
+        raise AuthError(
+            f"{error}; alternatively, set the price in providers.aliyun.on_demand_prices"
+        ) from error
     except TransientError:
         raise
     except CloudspotError as error:
@@ -115,7 +119,7 @@ def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: st
 def asked_spot_price(
     clients: AliyunClients, instance_type: str, zone: str, *, spot_hours: int, disk_type: str
 ) -> SpotPrice | None:
-    """Return the spot price in a zone that the history lacks, or None if ECS gives none."""
+    """Return the spot price in a zone that the history lacks, or None if ECS states none."""
     wanted = {"ZoneId": zone, "SpotStrategy": "SpotAsPriceGo", "SpotDuration": spot_hours}
     try:
         asked, currency = _asked_price(clients, instance_type, {"Category": disk_type}, wanted)
@@ -130,9 +134,9 @@ def asked_spot_price(
 
 
 def disk_price(clients: AliyunClients, instance_type: str, disk: Mapping[str, Any]) -> float | None:
-    """Return the price of a system disk for an hour, or None if ECS gives none.
+    """Return the price of a system disk per hour, or None if ECS states none.
 
-    ECS prices it with a machine of the type, but it depends on neither the type nor the market.
+    ECS states it only together with a machine, but it depends on neither the type nor the market.
     """
     found, _ = _answered_price(clients, instance_type, disk, {})
     return price(_parts(found).get("systemDisk", {}).get("TradePrice")) or None
@@ -141,7 +145,7 @@ def disk_price(clients: AliyunClients, instance_type: str, disk: Mapping[str, An
 def _asked_price(
     clients: AliyunClients, instance_type: str, disk: Mapping[str, Any], more: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], str]:
-    """Return DescribePrice's answer for the instance itself, and the currency."""
+    """Return DescribePrice's response for the instance itself, and the currency."""
     found, currency = _answered_price(clients, instance_type, disk, more)
     return _parts(found).get("instanceType") or found, currency
 
@@ -171,7 +175,7 @@ def _parts(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def release_rates(clients: AliyunClients, names: Sequence[str]) -> dict[tuple[str, str], str]:
     """Return the share of spot machines reclaimed in the last 30 days by (type, zone), such as ``0-3%``.
 
-    It is shown beside a price and decides nothing; it is empty if ECS does not give it.
+    The share is shown beside a price and affects no decision; the result is empty if ECS does not supply it.
     """
     try:
         answer = read(

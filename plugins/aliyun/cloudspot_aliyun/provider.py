@@ -38,9 +38,10 @@ BARE_IMAGE: Final = (
     "python3 -m venv .venv && .venv/bin/pip install torch'; with a GPU, put before the last two: "
     "'apt-get install -y ubuntu-drivers-common && ubuntu-drivers install --gpgpu && modprobe nvidia'"
 )
-"""The driver's setup is from memory of Ubuntu Server's documentation, "NVIDIA drivers installation", and has
-not been tried on a machine. A virtual environment is needed because pip must not change Ubuntu's own
-Python."""
+"""The setup of the GPU driver is from memory of Ubuntu Server's documentation, "NVIDIA drivers installation",
+and has not been tried on a machine. A virtual environment is needed because pip must not change Ubuntu's own
+Python.
+"""
 
 if TYPE_CHECKING:
     from cloudspot_aliyun.clients import AliyunClients
@@ -53,7 +54,7 @@ _log = logging.getLogger("cloudspot.aliyun.provider")
 
 
 class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
-    """Machines of Alibaba Cloud's ECS, on the spot market or by pay-as-you-go."""
+    """The machines of Alibaba Cloud's ECS, on the spot market or by pay-as-you-go."""
 
     name: ClassVar[str] = "aliyun"
     options_type = AliyunOptions
@@ -76,10 +77,10 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         return node_identity()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image starts the agent, with the job's region, where its bucket is.
+        """Return how the image starts the agent, with the region of the job's bucket.
 
-        The SDKs cannot find that region by themselves. The machine's own region, which may be another, is in
-        its metadata; the machine uses it to fetch the agent and to end itself.
+        The SDKs on a machine cannot find that region by themselves. The machine's own region may be another
+        one and is in its metadata; the machine uses it to fetch the agent and to end itself.
         """
         region = self.options.region or self.clients.region
         return BootProfile(
@@ -113,7 +114,7 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         return registry_login(self.clients, registry)
 
     def pinned_options(self) -> Mapping[str, Any]:
-        """Return the region and the account, as the submitter's environment decides them."""
+        """Return the region and the account that the submitter's environment determines."""
         from cloudspot_aliyun.api import caller
 
         clients = self.clients

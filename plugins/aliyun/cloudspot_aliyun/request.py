@@ -1,4 +1,4 @@
-"""Renders the RunInstances request of a launch, without I/O: the offer holds everything that is looked up."""
+"""Renders the RunInstances request of a launch, without I/O: the offer holds all looked-up values."""
 
 from __future__ import annotations
 
@@ -17,48 +17,52 @@ from cloudspot_aliyun import names, tags
 from cloudspot_aliyun.options import AliyunOptions, field_error
 
 MAX_USER_DATA_BYTES: Final = 32768
-"""Raw, before base64 (ECS user guide, "Instance user data", checked 2026-11)."""
+"""The limit before base64 (ECS user guide, "Instance user data", checked 2026-11)."""
 MAX_AMOUNT: Final = 100
-"""The most machines of one RunInstances call (API reference; checked 2026-11)."""
+"""The maximum number of machines in one RunInstances call (API reference; checked 2026-11)."""
 MAX_IN_SET: Final = 20
-"""The most machines of a deployment set in one zone ("Improve business availability by using deployment
-sets", strategy Availability; checked 2026-11)."""
+"""The maximum number of machines of a deployment set in one zone ("Improve business availability by using
+deployment sets", strategy Availability; checked 2026-11).
+"""
 MIN_DISK_GIB: Final = 20
 LEAST_GIB: Final = {"PL2": 461, "PL3": 1261}
-"""The smallest cloud_essd of a performance level (API reference, CreateDisk; checked 2026-11)."""
+"""The smallest cloud_essd disk for a performance level (API reference, CreateDisk; checked 2026-11)."""
 RELEASE_GRACE_SECONDS: Final = 1800.0
-"""How long ECS waits for the machine's own timer, which ends it in good order. It allows for a request that
-is repeated ten minutes after the decision, and for a clock that is a quarter of an hour slow; ECS accepts no
-signature from a slower clock."""
+"""How long ECS waits for the machine's own timer, which ends the machine in good order. The time allows for a
+request that is repeated ten minutes after the decision, and for a clock that is a quarter of an hour slow;
+ECS accepts no signature from a slower clock.
+"""
 LEAST_RELEASE_SECONDS: Final = 3600.0
-"""ECS accepts no time within the next 30 minutes by its own clock (API reference, RunInstances; checked
-2026-11)."""
+"""By its own clock, ECS accepts no time within the next 30 minutes (API reference, RunInstances; checked
+2026-11).
+"""
 
 
 class EcsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a launch request."""
 
     region: str
-    """A token is valid in one region; the same request in another one would launch again."""
+    """A token is valid in one region; the same request in another region would launch again."""
     run_instances: dict[str, Any]
-    """The parameters of RunInstances under ECS's names, without ClientToken, UserData and those that are not
-    known before the launch."""
+    """The parameters of RunInstances under ECS's names, without ClientToken, UserData and the values that are
+    not known before the launch.
+    """
     user_data: str | None = None
     """The boot script, uncompressed."""
     user_data_gzip: str | None = None
     """The compressed boot script in base64, if the script itself is too long for ECS."""
     has_setup_image: bool = False
-    """Whether its image was made by ``cloudspot image bake``."""
+    """Whether the machines' image was made by ``cloudspot image bake``."""
     made_deployment_set: str | None = None
-    """The name of the set to make before the first machine, and to remove with the job."""
+    """The name of the deployment set to make before the first machine, and to remove with the job."""
 
 
 def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchRequest:
     """Return one RunInstances call for all machines of the group.
 
-    It includes ECS's own limit on the machines' lives (AutoReleaseTime), so that every machine has one, even
-    if all controllers are gone. The limit depends on the time of the decision, because a repeated request
-    must have the same bytes: ECS refuses a token with other parameters.
+    The call includes ECS's own limit on the machines' lives (AutoReleaseTime), so that every machine has a
+    limit, even if no controller runs any more. The limit depends on the time of the decision, because a
+    repeated request must have the same bytes: ECS refuses a token with different parameters.
 
     Raises:
         SpecError: the boot script is too long for ECS, even compressed; there are too many machines, or too
@@ -94,7 +98,7 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
     }
     if group.decided_at is not None:
         parameters["AutoReleaseTime"] = release_time(group.decided_at, group.max_seconds)
-    if options.metadata_hops > 1:  # Not every account has the parameter (RunInstances, checked 2026-11).
+    if options.metadata_hops > 1:  # Some accounts lack this parameter (RunInstances, checked 2026-11).
         parameters["HttpPutResponseHopLimit"] = options.metadata_hops
     if options.public_bandwidth:
         parameters["InternetChargeType"] = "PayByTraffic"
@@ -104,7 +108,7 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
         parameters["ResourceGroupId"] = options.resource_group
     made_set = None
     if options.deployment_set == "auto":
-        # The only machine of a job needs no set.
+        # A job with a single machine needs no set.
         made_set = deployment_set_name(group.job_id, group.store_url) if group.job_nodes > 1 else None
     elif options.deployment_set is not None:
         parameters["DeploymentSetId"] = options.deployment_set
@@ -130,18 +134,18 @@ def parameters_of(request: EcsRequest, token: str) -> dict[str, Any]:
 
 
 def release_time(decided_at: datetime, seconds: float) -> str:
-    """Return when ECS releases a machine that may live for ``seconds``: rounded up to a minute."""
+    """Return when ECS releases a machine that may live for ``seconds``, rounded up to a minute."""
     due = decided_at.timestamp() + max(seconds + RELEASE_GRACE_SECONDS, LEAST_RELEASE_SECONDS)
     return f"{datetime.fromtimestamp(math.ceil(due / 60) * 60, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def deployment_set_name(job_id: str, store_url: str) -> str:
-    """Return the name of a job's set, with its store: another store may have a job of the same id."""
+    """Return the name of a job's set, with its store, because a job in another store may have the same id."""
     return f"cloudspot-{job_id}-{store_digest(store_url)}"
 
 
 def user_data_of(request: EcsRequest) -> bytes:
-    """Return the machines' user data as ECS will hand it to them."""
+    """Return the machines' user data, in the form in which ECS hands it to them."""
     if request.user_data_gzip is not None:
         return base64.b64decode(request.user_data_gzip)
     return (request.user_data or "").encode()
@@ -152,7 +156,7 @@ def _market(options: AliyunOptions, market: Market) -> dict[str, Any]:
         return {"SpotStrategy": "NoSpot"}
     spot: dict[str, Any] = {
         "SpotStrategy": "SpotAsPriceGo",
-        # An hour's protection, or none.
+        # Protection from a reclaim for an hour, or none.
         "SpotDuration": 1 if options.protected_hour else 0,
         "SpotInterruptionBehavior": "Terminate",
     }
@@ -163,7 +167,7 @@ def _market(options: AliyunOptions, market: Market) -> dict[str, Any]:
 
 
 def system_disk(options: AliyunOptions, *, image_gib: int, resources: Resources) -> dict[str, Any]:
-    """Return the system disk's parameters of a request.
+    """Return the parameters of the system disk in a request.
 
     Raises:
         SpecError: the disk is too small for its performance level.

@@ -1,4 +1,4 @@
-"""Part of the boot script: releases this machine with its own role. Standard library only.
+"""Part of the boot script: releases this machine with the machine's own role. Standard library only.
 
 An ECS instance that shuts itself down still exists, and may be billed; only its release ends it.
 """
@@ -30,7 +30,7 @@ def release() -> None:
     chosen = os.environ.get("ECS_ENDPOINT", "").rstrip("/")
     if chosen and "://" not in chosen:
         chosen = f"https://{chosen}"
-    # The first address can be reached from within the VPC.
+    # The first address works only from within the VPC.
     hosts = [chosen] if chosen else [f"https://ecs{kind}.{region}.aliyuncs.com" for kind in ("-vpc", "")]
     for num_left in reversed(range(TRIES * len(hosts))):
         host = hosts[-1 - num_left % len(hosts)]

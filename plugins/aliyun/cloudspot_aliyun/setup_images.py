@@ -25,14 +25,14 @@ from cloudspot_aliyun.listing import parse_time
 from cloudspot_aliyun.options import AliyunOptions, base_image
 
 SNAPSHOT_TRIES: Final = 6
-"""How often a deletion is tried, after 1, 2, 4, ... seconds, because the deleted image may remain known."""
+"""How often a deletion is tried, after 1, 2, 4, ... seconds, because a deleted image may still be listed."""
 _ANY_STATUS: Final = "Creating,Waiting,Available,UnAvailable,CreateFailed,Deprecated"
-"""The filter for images in any status; by default only available ones are listed."""
+"""The filter for images in any status; without it, only available ones are listed."""
 _UNDER_WAY: Final = frozenset({"Creating", "Waiting"})
 
 
 class _DoneError(CloudspotError):
-    """Nothing is left to do: the image exists, or is gone."""
+    """There is nothing to do: the image exists already, or no longer exists."""
 
 
 _CREATE_CODES: Final[Codes] = {
@@ -67,8 +67,8 @@ class AliyunImageHost(setupimages.TaggedImageHost):
         self._options, self._clients = options, clients
 
     def begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
-        # There is no client token: with it, ECS would answer a later call with an image that has been
-        # removed.
+        # No client token is used, because ECS could answer a later call that has the same token with a
+        # removed image.
         wanted: dict[str, Any] = {
             "InstanceId": instance.id,
             "ImageName": name,
@@ -76,7 +76,7 @@ class AliyunImageHost(setupimages.TaggedImageHost):
             "Tag": tags.to_list(own_tags),
         }
         if self._options.resource_group is not None:
-            # A user who is limited to this group may put nothing into the default one.
+            # A user whose permissions cover only this group may not create the image in the default one.
             wanted["ResourceGroupId"] = self._options.resource_group
         what = f"making an image of {instance.id} (ecs:CreateImage, ecs:TagResources)"
         with suppress(_DoneError):
@@ -85,13 +85,13 @@ class AliyunImageHost(setupimages.TaggedImageHost):
     def remove(self, image_id: str) -> None:
         """Delete the image, and then its snapshots, which ECS keeps and bills.
 
-        Machines that have started from it run on, but their disks cannot be initialized again.
+        Machines that started from the image keep running, but their disks cannot be initialized again.
         """
         wanted = {"ImageId": image_id, "Status": _ANY_STATUS}
         answer = read(self._clients, f"looking for image {image_id}", "DescribeImages", wanted)
         for image in items(answer, "Images", "Image"):
             if image.get("ImageOwnerAlias") != "self" or setupimages.SETUP not in tags.from_answer(image):
-                raise CloudspotError(f"cloudspot has not made image {image_id}")
+                raise CloudspotError(f"image {image_id} was not made by cloudspot")
             with suppress(_DoneError):
                 what = f"removing image {image_id} (ecs:DeleteImage)"
                 forced = {"ImageId": image_id, "Force": True}
@@ -101,7 +101,7 @@ class AliyunImageHost(setupimages.TaggedImageHost):
                     self._remove_snapshot(str(disk["SnapshotId"]), image_id)
 
     def _remove_snapshot(self, snapshot_id: str, image_id: str) -> None:
-        """Delete the snapshot of a removed image; later, nothing would refer to it any more."""
+        """Delete the snapshot of a removed image, because it could not be found later."""
         what = f"removing snapshot {snapshot_id}, which is billed, of image {image_id} (ecs:DeleteSnapshot)"
         wanted = {"SnapshotId": snapshot_id, "Force": True}
 

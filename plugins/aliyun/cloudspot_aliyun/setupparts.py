@@ -32,23 +32,23 @@ from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.ossbucket import bucket_client
 
 ABORT_DAYS: Final = 3
-"""The days after which the parts of an unfinished upload are deleted."""
+"""The age, in days, at which the parts of an unfinished upload are deleted."""
 _ROTATE: Final = {"RotateStrategy": "DeleteOldestNonDefaultVersionWhenLimitExceeded", "SetAsDefault": True}
 
 
 @dataclass(frozen=True)
 class AliyunCall:
-    """One call of the control plane; it is safe to repeat."""
+    """A call of the control plane that is safe to repeat."""
 
     product: str
-    """Its name in the SDK, such as ``Ram``."""
+    """The product's name in the SDK, such as ``Ram``."""
     action: str
     parameters: Mapping[str, Any]
     done: str = ""
-    """The error code, or its prefix, that means that it was done before."""
+    """The error code, or its prefix, that means that the call was made before."""
 
     def run(self, clients: AliyunClients) -> dict[str, Any] | None:
-        """Make the call; return the answer, or None if it was done before."""
+        """Make the call; return the response, or None if the call was made before."""
         try:
             return ERRORS.unless_throttled(
                 lambda: ask(clients, self.action, self.parameters, product=self.product)
@@ -60,7 +60,7 @@ class AliyunCall:
             raise
 
     def command(self, region: str) -> str:
-        """Return the same call as a shell command."""
+        """Return the call as a shell command."""
         words = ["aliyun", self.product.lower(), self.action]
         if self.product != "Ram":
             words += ["--RegionId", region]
@@ -89,7 +89,7 @@ class AliyunPart(CloudPart):
         rights: Sequence[str] = (),
         commands: Sequence[str] = (),
     ) -> None:
-        """Do no I/O; ``commands`` replace the commands of the calls."""
+        """Do no I/O; ``commands`` replaces the shell commands of the calls."""
         lines = commands or [call.command(clients.region) for call in making]
         super().__init__(kind, name, purpose, cost=cost, rights=rights, commands=lines)
         self.clients = clients
@@ -98,7 +98,7 @@ class AliyunPart(CloudPart):
     def find(
         self, action: str, parameters: Mapping[str, Any], *, product: str = "Ram"
     ) -> dict[str, Any] | None:
-        """Return the answer, or None if the resource does not exist."""
+        """Return the response, or None if the resource does not exist."""
         return AliyunCall(product, action, parameters, "EntityNotExist").run(self.clients)
 
     def create(self) -> None:
@@ -107,13 +107,13 @@ class AliyunPart(CloudPart):
             call.run(self.clients)
 
     def delete(self) -> None:
-        """Make the calls that remove it; see CloudPart."""
+        """Make the calls that remove the part; see CloudPart."""
         for call in self.removing:
             call.run(self.clients)
 
 
 class Bucket(AliyunPart):
-    """A bucket that is private, encrypted, without versions, and drops unfinished uploads."""
+    """A private, encrypted bucket without versioning that deletes unfinished uploads."""
 
     is_store = True
 
@@ -140,7 +140,7 @@ class Bucket(AliyunPart):
         self._account = account
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the bucket exists, is the account's, and is closed to others."""
+        """Return whether the bucket exists, belongs to the account, and is closed to others."""
         bucket = bucket_client(self.clients, self.name)
         try:
             info = bucket.get_bucket_info()
@@ -177,7 +177,7 @@ class Bucket(AliyunPart):
         except oss2.exceptions.ServerError as error:
             if error.code != "BucketAlreadyExists" or self.state(is_own=True).excess:
                 raise CloudspotError(
-                    f"bucket {self.name}: {error.message}: choose another one with --store"
+                    f"bucket {self.name}: {error.message}; choose another bucket with --store"
                 ) from error
         rule = LifecycleRule(
             "cloudspot-unfinished-uploads",
@@ -227,7 +227,7 @@ class Role(AliyunPart):
         self._trust = trust
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the role exists, and whether its trust or policies give more than they should."""
+        """Return whether the role exists, and whether its trust or policies grant more than they should."""
         found = self.find("GetRole", {"RoleName": self.name})
         if found is None:
             return PartState(exists=False)
@@ -266,7 +266,7 @@ class Policy(AliyunPart):
         self._document, self._asked = document, asked
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the policy exists, and how its version in force differs."""
+        """Return whether the policy exists, and how its default version differs."""
         found = self._found()
         if found is None:
             return PartState(exists=False)
@@ -277,7 +277,7 @@ class Policy(AliyunPart):
         )
 
     def create(self) -> None:
-        """Make the policy, or a new version of a policy that differs."""
+        """Make the policy, or a new version of it if the existing one differs."""
         super().create()
         if self._found() != self._document:
             AliyunCall("Ram", "CreatePolicyVersion", {**self._asked, **_ROTATE}).run(self.clients)
@@ -314,10 +314,10 @@ class Grant(AliyunPart):
 
 
 class DefaultNetwork(AliyunPart):
-    """The region's default VPC with a vSwitch in each zone; they are free, and are never removed."""
+    """The region's default VPC with a vSwitch in each zone; both are free, and are never removed."""
 
     def __init__(self, clients: AliyunClients, zones: Sequence[str]) -> None:
-        """Do no I/O; ``zones`` are the region's."""
+        """Do no I/O; ``zones`` are those of the region."""
         making = [
             AliyunCall("Vpc", "CreateDefaultVpc", {}, "OperationDenied.DefaultVpcExist"),
             *(
@@ -343,15 +343,15 @@ class DefaultNetwork(AliyunPart):
         return PartState(exists=bool(vswitches(self.clients)))
 
     def delete(self) -> str:  # type: ignore[override]
-        """Leave the network: it is free, and others may use it by now."""
+        """Leave the network in place: it is free, and others may use it by now."""
         return "stays, because something else may use it by now"
 
 
 class NodeGroup(AliyunPart):
-    """A basic security group: its members reach one another, and nobody else reaches them."""
+    """A basic security group whose members can reach one another, and which admits nobody else."""
 
     def __init__(self, clients: AliyunClients, name: str) -> None:
-        """Do no I/O. The group is found by its tag, without an option."""
+        """Do no I/O. The group is found by its tag, so no option names it."""
         super().__init__(
             clients,
             "security group",
@@ -366,7 +366,7 @@ class NodeGroup(AliyunPart):
         )
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the group exists, and whether its rules let in others."""
+        """Return whether the group exists, and whether its rules admit others."""
         group = self._find()
         if group is None:
             return PartState(exists=False)
@@ -386,8 +386,9 @@ class NodeGroup(AliyunPart):
         vpcs = sorted({str(one["VpcId"]) for one in vswitches(self.clients)})
         if len(vpcs) != 1:
             raise CloudspotError(
-                f"security group {self.name}: the vSwitches are in {len(vpcs)} VPCs; name those of one in "
-                "providers.aliyun.vswitches, and a group of it in providers.aliyun.security_groups"
+                f"security group {self.name}: the vSwitches are in {len(vpcs)} VPCs; name the vSwitches of "
+                "one VPC in providers.aliyun.vswitches, and a security group of that VPC in "
+                "providers.aliyun.security_groups"
             )
         asked = {
             "SecurityGroupName": self.name,

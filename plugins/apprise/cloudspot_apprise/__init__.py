@@ -1,4 +1,7 @@
-"""cloudspot's messages through apprise. Importing this imports no apprise; the notifier does, when used."""
+"""cloudspot's messages through apprise.
+
+Importing the package imports no apprise; the notifier does so when it is used.
+"""
 
 from __future__ import annotations
 

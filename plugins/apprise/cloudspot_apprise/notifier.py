@@ -1,4 +1,4 @@
-"""The notifier ``apprise``: any service that apprise knows, by its URL."""
+"""The notifier ``apprise``: any service that apprise supports, by its URL."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class AppriseNotifier(Notifier):
     name = "apprise"
 
     def holds_credential(self, url: str) -> bool:
-        """Return whether apprise itself would not show all of the URL."""
+        """Return whether apprise itself would hide a part of the URL."""
         service = _service(url)
         return bool(service.url(privacy=True) != service.url(privacy=False))
 
     def send(self, url: str, message: Message) -> None:
-        """Send the message; the reason of a failure is an answer's status, as all else may show the URL."""
+        """Send the message; a failure's reason is an HTTP status, as any other text may show the URL."""
         import apprise
 
         sender = apprise.Apprise()
@@ -46,14 +46,14 @@ class AppriseNotifier(Notifier):
 
 
 _heard: ContextVar[list[str]] = ContextVar("heard")
-"""What this message has heard; apprise sends in threads of its own, in the context of its caller."""
+"""The statuses in response to this message; apprise sends in threads of its own, in its caller's context."""
 
 
 class _Statuses(logging.Handler):
-    """Keeps the HTTP statuses in what apprise logs."""
+    """Collects the HTTP statuses in apprise's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take note of a status."""
+        """Note the statuses in a record."""
         statuses = _heard.get(None)
         if statuses is not None:
             statuses += re.findall(r"\berror=([1-5]\d\d)\b", record.getMessage())
@@ -66,8 +66,9 @@ def _service(url: str) -> Any:
     """Return apprise's service for the URL.
 
     Raises:
-        SpecError: apprise does not know it; or a parameter could name a file of this computer, as those do by
-            which some services take keys and templates. The URL is the bucket's word.
+        SpecError: apprise does not support the URL; or a parameter could name a file of this computer, as do
+            those in which some services take keys and templates. The URL comes from the bucket, so it is not
+            trusted.
     """
     import apprise
 
@@ -76,9 +77,9 @@ def _service(url: str) -> Any:
         parameters, shorter = unquote(parameters), parameters
     if re.search(r"[/\\]|file:", parameters):
         raise SpecError("has a parameter with a slash, which could name a file of this computer")
-    # Apprise would keep tokens in the user's home.
+    # Otherwise, apprise would keep tokens in the user's home directory.
     asset = apprise.AppriseAsset(app_id="cloudspot", storage_mode="memory")
     service = apprise.Apprise.instantiate(url, asset=asset)
     if service is None:
-        raise SpecError("is no URL that apprise knows, or lacks what its service needs")
+        raise SpecError("is not a URL that apprise knows, or lacks a part that its service needs")
     return service

@@ -1,4 +1,4 @@
-"""AWS emulated on one host: moto made as strict as the real one, with machines that really boot."""
+"""AWS emulated on one host: moto made as strict as the real AWS, with machines that really boot."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Checks callers' keys and signatures, and refuses them with each service's own wording.
+"""Checks callers' keys and signatures, and refuses invalid ones with each service's own wording.
 
 Source: "Common Errors" of the EC2, STS, CloudWatch Logs and EventBridge Scheduler API references, "Error
-responses" of S3's (checked 2026-11). It is from memory that EC2 answers AuthFailure to a wrong signature, and
-when JSON services answer 400 or 403.
+responses" of S3's (checked 2026-11). From memory: EC2 answers AuthFailure to a wrong signature, and JSON
+services answer with 400 or 403 as here.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ REST_SERVICES: Final = frozenset({"fis", "scheduler"})
 
 
 class Reason(Enum):
-    """Why a caller is refused."""
+    """The reasons for refusing a caller."""
 
     EXPIRED = auto()
     """The key has expired."""
     UNKNOWN_KEY = auto()
     WRONG_TOKEN = auto()
-    """The key is a role's, and its session token is missing or wrong."""
+    """The key belongs to a role, and its session token is missing or wrong."""
     WRONG_SIGNATURE = auto()
     WRONG_TIME = auto()
-    """The request's time is more than a quarter of an hour off."""
+    """The request's time differs from the server's by more than a quarter of an hour."""
     UNSIGNED = auto()
 
 
@@ -96,7 +96,7 @@ def authenticate(
     faults: Faults,
     now: Callable[[], datetime],
 ) -> tuple[str, str]:
-    """Verify the request's signature, and return its region and its key. This is not for S3.
+    """Verify the request's signature, and return its region and its key. S3 has its own check.
 
     Raises:
         ApiError: the signature is refused, with the service's wording.

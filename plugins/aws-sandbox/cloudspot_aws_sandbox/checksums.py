@@ -1,4 +1,4 @@
-"""The checksums with which S3 verifies a body, by the standard library alone."""
+"""The checksums with which S3 verifies a body, computed with the standard library alone."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ CHECKSUMS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
         "md5": lambda body: hashlib.md5(body, usedforsecurity=False).digest(),
     }
 )
-"""The checksums by NAME in the header ``x-amz-checksum-NAME``; ``md5`` is for ``Content-MD5``."""
+"""The checksums by the NAME in the header ``x-amz-checksum-NAME``; ``md5`` is for ``Content-MD5``."""
 
 
 def is_right(algorithm: str, text: str, body: bytes) -> bool | None:
-    """Return whether the base64 text is the body's checksum, or None if it is not such a checksum at all."""
+    """Return whether the base64 text is the body's checksum, or None if it cannot be a checksum."""
     wanted = CHECKSUMS[algorithm](body)
     try:
         found = base64.b64decode(text, validate=True)

@@ -1,4 +1,4 @@
-"""The whole emulated AWS, as ``cloudspot sandbox aws`` and the tests of whole jobs start it."""
+"""The whole emulated AWS, which ``cloudspot sandbox aws`` and the tests of whole jobs start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
     from cloudspot_aws_sandbox.strict_s3 import StrictS3
 
-# Otherwise moto reads 1,300 images for each region.
+# If this were not set, moto would read 1,300 images for each region.
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
 
 REGION: Final = "us-east-1"
@@ -41,8 +41,8 @@ NODE_ROLE: Final = "cloudspot-node"
 class EmulatedAws(EmulatedAccount):
     """One account with a bucket, an instance profile for nodes, and every service that a job uses.
 
-    S3, EC2 and CloudWatch Logs are stricter than moto's; the other services are moto's own. All are served
-    at one address.
+    S3, EC2 and CloudWatch Logs are stricter than moto's; the other services are moto's own. All services have
+    one address.
     """
 
     name: ClassVar[str] = "aws"
@@ -70,7 +70,7 @@ class EmulatedAws(EmulatedAccount):
     }
     network: ClassVar[str] = "172.31.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_aws_sandbox.imds_server:Imds"
-    # The same as cloud-init's Ec2 data source.
+    # The same address as that of cloud-init's Ec2 data source.
     fetch_user_data: ClassVar[str] = """\
 token=$(curl -sf -X PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" "$METADATA_URL/latest/api/token") &&
 exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-data"
@@ -87,7 +87,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._functions: StrictFunctions | None = None
         self._identities: Identities | None = None
         self.s3: StrictS3 | None = None
-        """The account's buckets, which tests may change."""
+        """The account's buckets, which tests may modify."""
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
@@ -106,16 +106,16 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         from cloudspot_aws_sandbox.strict_logs import StrictLogs
         from cloudspot_aws_sandbox.strict_s3 import StrictS3
 
-        # The process may have had an account before, on another host.
+        # The process may have served an account before, on another host.
         make_vpc = getattr(VPCBackend.create_vpc, "__wrapped__", VPCBackend.create_vpc)
 
         @wraps(make_vpc)
         def make_vpc_here(backend: Any, cidr_block: str, *rest: Any, **more: Any) -> Any:
-            """Give the default VPC the network of this host's machines."""
+            """Give the default VPC the network in which this host's machines are."""
             return make_vpc(backend, host.network if more.get("is_default") else cidr_block, *rest, **more)
 
         VPCBackend.create_vpc = make_vpc_here
-        # moto's accounts belong to the process, and a test's process may have had one before.
+        # moto's accounts belong to the process, and a test's process may have served one before.
         for backends in (iam_backends, lambda_backends, events_backends, logs_backends, s3_backends):
             backends[DEFAULT_ACCOUNT_ID].reset()
         keys = self._keys
@@ -140,7 +140,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self.begin(directory, rights=rights_of, resource=partial(resource_of, account=DEFAULT_ACCOUNT_ID))
 
     def environment(self) -> Mapping[str, str]:
-        """Return the variables that lead to the account, as its owner; see EmulatedCloud."""
+        """Return the variables with which the account's owner reaches it; see EmulatedCloud."""
         store = {} if self.is_bare else {"CLOUDSPOT_STORE": f"s3://{BUCKET}"}
         return {
             **self.machine_environment(),
@@ -156,7 +156,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         }
 
     def machine_environment(self) -> Mapping[str, str]:
-        """Return the endpoint, which every image holds; see EmulatedCloud."""
+        """Return the endpoint's variables, which every image contains; see EmulatedCloud."""
         return {"AWS_ENDPOINT_URL": self.url}
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
@@ -169,7 +169,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._functions.close()
 
     def tick(self) -> None:
-        """Carry out schedules, and announce reclaims of spot machines; see EmulatedAccount."""
+        """Carry out the schedules, and announce reclaims of spot machines; see EmulatedAccount."""
         assert self._ec2 is not None
         assert self._functions is not None
         assert self._host is not None
@@ -194,7 +194,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         }
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
-        """Add the facts of the machine's role, and the programs of AWS's images; see EmulatedCloud."""
+        """Add the role and its keys to the metadata, and the programs of AWS's images; see EmulatedCloud."""
         facts = {**machine.metadata, "role-seed": self._keys.seed, "contrary": sorted(self.contrary)}
         role = _role_of(str(machine.metadata.get("instance-profile", "")))
         if role is not None:
@@ -205,11 +205,11 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
     def _make_resources(self) -> None:
         """Make the bucket, the roles and the nodes' profile, as `cloudspot setup` does.
 
-        Machines may use any bucket here, because there may be others for a job's inputs.
+        Machines may use any bucket here, because a job's inputs may be in other buckets.
         """
         import boto3
 
-        # Through the API, as a user would; those calls do not count as a job's.
+        # These calls use the API, as a user would, but do not count as a job's.
         environment = self.environment()
         session = boto3.Session(self._access_key, self._secret_key, region_name=REGION)
         endpoint = environment["AWS_ENDPOINT_URL"]
@@ -225,7 +225,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
 
 def _role_of(profile: str) -> str | None:
-    """Return the name of the instance profile's role, or None if there is no such profile or role."""
+    """Return the name of the instance profile's role, or None if the profile or the role does not exist."""
     from moto.core import DEFAULT_ACCOUNT_ID
     from moto.iam.models import iam_backends
 

@@ -20,13 +20,13 @@ from cloudspot_aws_sandbox.query import ApiError
 
 ACTION: Final = "aws:ec2:send-spot-instance-interruptions"
 MAX_TARGETS: Final = 5
-"""The most spot machines that one action interrupts."""
+"""The maximum number of spot machines that one action interrupts."""
 _DURATION: Final = re.compile(r"PT(\d+)M")
 _ROLE: Final = re.compile(r"arn:aws:iam::(\d{12}):role/([\w+=,.@-]+)")
 
 
 def action_of(method: str, path: str) -> str:
-    """Return the call's name, or "" if it is not for this service."""
+    """Return the call's name, or "" if the call is for another service."""
     parts = path.strip("/").split("/")
     names = {
         ("POST", "experimentTemplates", 1): "CreateExperimentTemplate",
@@ -47,7 +47,7 @@ class Experiments:
         """Carry out a call.
 
         Raises:
-            ApiError: as the service words it.
+            ApiError: the call is refused, with the service's wording.
         """
         if action == "CreateExperimentTemplate":
             return self._create(dict(request), region)
@@ -99,7 +99,7 @@ class Experiments:
         minutes = int(action["parameters"]["durationBeforeInterruption"].removeprefix("PT").removesuffix("M"))
         for arn in target["resourceArns"]:
             machine = self._machines.by_id.get(arn.rpartition("/")[2])
-            # An experiment whose target is not a spot machine fails later; the call succeeds.
+            # An experiment fails later if its target is not a spot machine; the call itself succeeds.
             if machine is not None and machine.is_alive and machine.market == "spot":
                 self._machines.reclaim(machine, notice_seconds=60.0 * minutes)
 

@@ -1,4 +1,4 @@
-"""Lambda and EventBridge: moto keeps functions and rules; here they are checked, and really run.
+"""Lambda and EventBridge: moto keeps functions and rules; this module checks and really runs them.
 
 Rules run functions on a schedule, or when EC2 announces a reclaim. Source: Lambda API
 reference, CreateFunction and Invoke; EventBridge user guide, "Rate expressions", "Resource-based policies";
@@ -41,7 +41,9 @@ INTERRUPTION: Final = "EC2 Spot Instance Interruption Warning"
 MAX_PACKED_BYTES: Final = 50 << 20
 MAX_UNPACKED_BYTES: Final = 262_144_000
 NEW_ROLE: Final = timedelta(seconds=5)
-"""How long a new role is unknown to Lambda here. AWS's takes about as long, without a promise."""
+"""How long a new role is unknown to the emulated Lambda. The real one takes about as long, without a
+guarantee.
+"""
 _RATE: Final = re.compile(r"rate\((?:(1) minute|([2-9]|[1-9]\d+) minutes|1 day)\)")
 _ROLE: Final = re.compile(r"arn:aws:iam::(\d{12}):role/([\w+=,.@-]+)")
 
@@ -62,10 +64,10 @@ class StrictFunctions:
         directory: Path,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """Run functions below ``directory``; requests to other services reach ``app`` unchanged.
+        """Run functions in ``directory``; requests to other services reach ``app`` unchanged.
 
-        ``is_granted`` returns whether a key has a right on a resource (an ARN), in a context. ``environment``
-        returns the variables for the process of a role's function: its credentials.
+        ``is_granted`` returns whether a key has a permission on a resource (an ARN), in a context.
+        ``environment`` returns the variables for the process of a function: its role's credentials.
         """
         self._app = app
         self._faults = faults
@@ -114,7 +116,7 @@ class StrictFunctions:
             status = f"{error.status} {HTTPStatus(error.status).phrase}"
             headers = [("Content-Type", "application/json"), ("x-amzn-ErrorType", error.code)]
             content = json.dumps({"__type": error.code, "message": error.message}).encode()
-        # The code would fill the log.
+        # The function's code would fill the log.
         shown = {name: value for name, value in request.items() if name not in {"Code", "ZipFile"}}
         self._faults.record(Call(service, action, shown, region, code, access_key=key))
         kept = [one for one in headers if one[0].lower() != "content-length"]
@@ -150,7 +152,7 @@ class StrictFunctions:
         """Refuse a call to Lambda or EventBridge that the real service refuses.
 
         Raises:
-            ApiError: as the service words it; the wording is from memory.
+            ApiError: the call is refused; the wording is from memory.
         """
         if action == "CreateFunction":
             self._check_role(str(request.get("Role")))
@@ -171,10 +173,10 @@ class StrictFunctions:
             raise ApiError("InvalidParameterValueException", text)
 
     def invoke(self, name: str, event: bytes, region: str) -> Result:
-        """Run the function to its end.
+        """Run the function until it returns.
 
         Raises:
-            ApiError: there is no such function.
+            ApiError: the function does not exist.
         """
         function = self._find(name, region)
         # Each deployment has execution environments of its own.
@@ -200,7 +202,7 @@ class StrictFunctions:
                 self._run_targets(rule, {"source": "aws.events", "detail-type": "Scheduled Event"}, region)
 
     def tell(self, detail_type: str, detail: Mapping[str, Any], region: str) -> None:
-        """Run the functions that wait for this event of EC2's."""
+        """Run the functions that are triggered by this EC2 event."""
         event = {"source": "aws.ec2", "detail-type": detail_type, "detail": dict(detail)}
         for rule in self._rules(region):
             pattern = rule.event_pattern.get_pattern()
@@ -212,7 +214,7 @@ class StrictFunctions:
         return [rule for bus in buses for rule in bus.rules.values() if rule.state == "ENABLED"]
 
     def kill_running(self) -> None:
-        """Kill the functions that run now."""
+        """Kill the functions that are running."""
         self._processes.kill_running()
 
     def close(self) -> None:
@@ -265,7 +267,7 @@ def _check_code(archive: bytes) -> None:
 
 
 def _action_of(environ: Mapping[str, Any], service: str) -> tuple[str, str]:
-    """Return the operation's name, and the function that it is about."""
+    """Return the operation's name, and the name of its function."""
     if service == "events":
         return str(environ.get("HTTP_X_AMZ_TARGET", "")).rpartition(".")[2], ""
     for pattern, verb, name in _operations():

@@ -34,7 +34,7 @@ class Group:
         }
 
     def values(self, name: str) -> list[str]:
-        """Return the value that a filter of that name compares.
+        """Return the value that the named filter compares.
 
         Raises:
             ApiError: the filter is not emulated.
@@ -105,7 +105,7 @@ class PlacementGroups:
         return {"PlacementGroups": [group.described() for group in matching]}
 
     def check(self, parameters: Mapping[str, Any], region: str) -> None:
-        """Refuse a launch into a group that does not exist, or that the instance type cannot be in.
+        """Refuse a launch into a group that does not exist, or that does not accept the instance type.
 
         Raises:
             ApiError: the launch is refused, with the wording of RunInstances.

@@ -1,4 +1,4 @@
-"""IAM's limits, which moto knows but does not enforce: the sizes and numbers of policies, and names.
+"""IAM's limits on names and on the sizes and numbers of policies, which moto knows but does not enforce.
 
 Source: IAM user guide, "IAM and AWS STS quotas": white space does not count, and all inline policies of a
 user, group or role count together; IAM API reference, PutUserPolicy, CreatePolicy (checked 2026-11).
@@ -26,8 +26,9 @@ _COUNTED: Final = {
     "CreateInstanceProfile": ("InstanceProfiles", "InstanceProfileName", "instance_profiles"),
     "CreatePolicy": ("Policies", "PolicyName", "managed_policies"),
 }
-"""For each call that makes something: its kind in the account's summary, the parameter with its name, and
-moto's attribute."""
+"""For each call that creates an object: its kind in the account's summary, the parameter with its name, and
+moto's attribute.
+"""
 
 
 def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
@@ -67,7 +68,7 @@ def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
 
 
 def _check_case(named: str, others: Iterable[Any]) -> None:
-    """Refuse a name that differs from another one only by case (IAM API reference, CreateRole)."""
+    """Refuse a name that differs from an existing one only by case (IAM API reference, CreateRole)."""
     for other in others:
         is_awss_own = getattr(other, "arn", "").split(":")[4:5] == ["aws"]
         if other.name != named and other.name.lower() == named.lower() and not is_awss_own:
@@ -99,7 +100,7 @@ def _model() -> Any:
 
 
 def _check_forms(action: str, form: Mapping[str, str]) -> None:
-    """Check the parameters by IAM's own model, of which botocore checks only the least lengths."""
+    """Check the parameters against IAM's own model, of which botocore checks only the minimum lengths."""
     if action not in _model().operation_names:
         return
     shape = _model().operation_model(action).input_shape

@@ -1,4 +1,4 @@
-"""The identities of the account and their rights: its owner, users and roles."""
+"""The identities of the account and their permissions: its owner, users and roles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAG: Final = "ec2:ResourceTag/"
 
 
 class Identities(Mapping[str, str]):
-    """All identities of the account. It is a mapping from each access key to its secret."""
+    """All identities of the account. Maps each access key to its secret."""
 
     def __init__(self, owner: Mapping[str, str], keys: RoleKeys, *, machines_role: str) -> None:
         """``owner`` has the owner's key and secret; role keys belong to machines or functions."""
@@ -28,7 +28,7 @@ class Identities(Mapping[str, str]):
         self._known = Secrets(owner, keys)
         self._machines_role = machines_role
         self.function_roles: dict[str, str] = {}
-        """The role of each function's key."""
+        """The role of each function, by the function's key."""
 
     def __getitem__(self, access_key: str) -> str:
         user_key = _iam().access_keys.get(access_key)
@@ -43,7 +43,7 @@ class Identities(Mapping[str, str]):
         return len(tuple(iter(self)))
 
     def may(self, key: str, right: str, arn: str, context: Mapping[str, str] = NO_CONTEXT) -> bool:
-        """Return whether the owner of the key has a right on a resource, for a request with this context."""
+        """Return whether the owner of the key has a permission on a resource, in the request's context."""
         if key in self._owner:
             return True
         iam = _iam()

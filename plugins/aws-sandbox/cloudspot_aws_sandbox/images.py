@@ -1,6 +1,6 @@
-"""The machine images of the emulated EC2: one that has cloudspot, one that is bare, one for ARM.
+"""The machine images of the emulated EC2: one with cloudspot, one without, and one for ARM.
 
-Each region has its own copies, as in EC2. The constants are the ids in ``HOME``.
+Each region has its own copies, as in EC2. The constants are the images' ids in ``HOME``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ IMAGE_ID: Final = "ami-0c10d5b07ca5e0001"
 BARE_IMAGE_ID: Final = "ami-0c10d5b07ca5e0002"
 """The image without cloudspot; like AWS's Deep Learning AMI, it has python3, curl and a Python with torch."""
 ARM_IMAGE_ID: Final = "ami-0c10d5b07ca5e0003"
-"""The image of another architecture, which boots like the first one."""
+"""The image for another architecture, which boots like the first one."""
 _IMAGES: Final = (
     (IMAGE_ID, "cloudspot-sandbox", "x86_64", "uefi-preferred"),
     (BARE_IMAGE_ID, "cloudspot-sandbox-bare", "x86_64", "uefi-preferred"),
@@ -23,15 +23,15 @@ _IMAGES: Final = (
 
 
 def image_in(region: str, image_id: str) -> str:
-    """Return the id that an image of ``HOME`` has in a region."""
+    """Return the id that an image in ``HOME`` has in another region."""
     if region == HOME:
         return image_id
     return f"ami-0{hashlib.sha256(f'{region}/{image_id}'.encode()).hexdigest()[:16]}"
 
 
 def install_images(backend: Any) -> None:
-    """Make these the only images in moto's EC2 of one region."""
-    from moto.ec2.models.amis import Ami  # moto reads its tables for a second
+    """Make these the only images in moto's EC2 for one region."""
+    from moto.ec2.models.amis import Ami  # importing moto's tables takes a second
 
     backend.amis.clear()
     for at_home, name, architecture, boot_mode in _IMAGES:

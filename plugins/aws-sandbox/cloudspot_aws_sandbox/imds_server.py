@@ -1,9 +1,9 @@
-"""EC2's instance metadata service of one emulated machine, as strict as the real one.
+"""EC2's instance metadata service for one emulated machine, as strict as the real service.
 
 Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Instance metadata
 categories", "Spot Instance interruption notices", "EC2 instance rebalance recommendations", "View tags for
-your EC2 instances using instance metadata" (checked 2026-11). It is from memory that a directory requested
-without its last slash is listed too.
+your EC2 instances using instance metadata" (checked 2026-11). From memory: a directory is listed even if it
+is requested without its trailing slash.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ VERSIONS: Final = (
 
 
 class Imds(RoleMetadata):
-    """One machine's service; its facts about the instance come from ``cloudspot_aws_sandbox.machines``.
+    """One machine's service; :mod:`cloudspot_aws_sandbox.machines` supplies its data about the instance.
 
-    It also reads ``role`` (the profile's role) with ``role-seed`` (see
+    The service also reads three other entries: ``role`` (the profile's role), ``role-seed`` (see
     :mod:`cloudspot_aws_sandbox.rolekeys`), and ``credential-seconds``.
     """
 

@@ -1,4 +1,4 @@
-"""Runs a function's code in a process with AWS's own runtime client, which asks for events, as Lambda does.
+"""Runs a function's code in a process with AWS's own runtime client, which asks for events, as on Lambda.
 
 Source: Lambda developer guide, "Using the Lambda runtime API for custom runtimes" and "Defined runtime
 environment variables" (checked 2026-11).
@@ -44,7 +44,7 @@ class Code:
     timeout_seconds: float
     memory_mib: int
     environment: Mapping[str, str]
-    """The process's variables, except those that the runtime itself sets."""
+    """The process's variables, except those that the runtime sets by itself."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class LambdaRuntime(FunctionProcess):
     """An execution environment of one function."""
 
     def __init__(self, code: Code, directory: Path) -> None:
-        """Unpack the code below ``directory`` and start its process."""
+        """Unpack the code in ``directory`` and start its process."""
         super().__init__(code.archive, directory)
         self.code = code
         self._events: queue.Queue[_Invocation | None] = queue.Queue()
@@ -79,7 +79,7 @@ class LambdaRuntime(FunctionProcess):
         self.start_layer(layer, _START, task, code.handler, environment=environment)
 
     def invoke(self, event: bytes) -> Result:
-        """Pass the event to the function, and return its result; a dead or late process has failed."""
+        """Pass the event to the function, and return its result, a failure if the process dies or is late."""
         self.printed()
         invocation = _Invocation(event)
         self._current = invocation
@@ -109,11 +109,11 @@ class LambdaRuntime(FunctionProcess):
         self._server.server_close()
 
     def next_event(self) -> _Invocation | None:
-        """Wait for the next event; return None if there will be none."""
+        """Wait for the next event; return None if there will be no more."""
         return self._events.get()
 
     def answer(self, invocation_id: str, payload: bytes, *, is_error: bool) -> None:
-        """Accept an answer of the process; the id ``init`` means that it could not start."""
+        """Accept a response from the process; the id ``init`` means that it could not start."""
         current = self._current
         if current is not None and invocation_id in {current.id, "init"} and current.done.empty():
             current.done.put((payload, is_error))
@@ -124,7 +124,7 @@ def _error(message: str) -> bytes:
 
 
 def _answer(runtime: LambdaRuntime, asked: Asked) -> Reply | None:
-    """Return the next event, or accept an answer or an error."""
+    """Return the next event, or accept a response or an error."""
     kind = {"Content-Type": "application/json"}
     words = [asked.method, *asked.path.removeprefix(_BASE).split("/")]
     if words == ["GET", "invocation", "next"]:

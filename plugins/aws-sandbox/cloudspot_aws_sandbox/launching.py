@@ -25,19 +25,19 @@ _TAGGED: Final = {"instance", "volume", "network-interface", "spot-instances-req
 
 @dataclass(frozen=True)
 class Taken:
-    """The launch that a client token stands for."""
+    """The launch that belongs to a client token."""
 
     request: str
     instance_ids: tuple[str, ...]
     at: float = 0.0
-    """When, by the account's clock."""
+    """When it was launched, by the account's clock."""
 
 
 def zone_of(parameters: Mapping[str, Any], region: str) -> str:
     """Return the zone that the request names, directly or by its subnet.
 
     Raises:
-        ApiError: there is no such zone or subnet, or they contradict each other.
+        ApiError: the zone or the subnet does not exist, or they contradict each other.
     """
     backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
     named = parameters.get("Placement", {}).get("AvailabilityZone")
@@ -60,9 +60,9 @@ def zone_of(parameters: Mapping[str, Any], region: str) -> str:
 
 
 def subnet_form(parameters: Mapping[str, Any], region: str, zone: str) -> dict[str, str]:
-    """Return the form's field for the zone's default subnet, if the request names no subnet.
+    """Return the form's field for the zone's default subnet if the request names no subnet.
 
-    Without it, moto would put the machine into no network.
+    Without this field, moto would put the machine into no network.
     """
     interfaces = parameters.get("NetworkInterfaces", ())
     if "SubnetId" in parameters or any("SubnetId" in one for one in interfaces):
@@ -137,7 +137,7 @@ def _check_credits(specification: Mapping[str, Any] | None, type_: Mapping[str, 
 
 
 def check_price(parameters: Mapping[str, Any], zone: str, price_factor: float) -> None:
-    """Refuse a spot request whose limit is below the market's price.
+    """Refuse a spot request whose price limit is below the market's price.
 
     Raises:
         ApiError: SpotMaxPriceTooLow.
@@ -186,7 +186,7 @@ def grant(parameters: Mapping[str, Any], zone: str, machines: Machines, faults: 
 
 
 def comparable(parameters: Mapping[str, Any]) -> str:
-    """Return the part of a request that its token stands for, as text."""
+    """Return the part of a request that must not differ between uses of its token, as text."""
     return json.dumps(
         {name: value for name, value in parameters.items() if name not in {"ClientToken", "DryRun"}},
         sort_keys=True,
@@ -315,7 +315,7 @@ def check_tags(given: Sequence[Mapping[str, str]]) -> None:
     """Refuse tags that EC2 refuses.
 
     Raises:
-        ApiError: there are too many, or one is too long, repeated, or reserved by AWS.
+        ApiError: there are too many tags, or one is too long, repeated, or reserved by AWS.
     """
     names = [tag.get("Key", "") for tag in given]
     if len(names) > 50:

@@ -22,7 +22,9 @@ from cloudspot.model import EndReason, InstanceState, Market
 TERMINATED_SHOWN_SECONDS: Final = 3600.0
 """How long a terminated instance is listed: about an hour (EC2 user guide, Terminate your instance)."""
 POST_SECONDS: Final = 240.0
-"""How long after a start or an end the console is posted: "shortly" (EC2 API reference, GetConsoleOutput)."""
+"""How soon after a start or an end the console's output appears: "shortly" (EC2 API reference,
+GetConsoleOutput).
+"""
 _STATES: Final = {
     InstanceState.PENDING: ("pending", 0),
     InstanceState.RUNNING: ("running", 16),
@@ -39,7 +41,7 @@ _REASONS: Final = {
 
 @dataclass
 class Machine:
-    """One instance, with the facts that moto does not keep."""
+    """One instance, with the details that moto does not store."""
 
     id: str
     region: str
@@ -51,31 +53,34 @@ class Machine:
     request_id: str | None
     """The id of its spot request."""
     instance: Any
-    """moto's own record of it."""
+    """moto's own record of the instance."""
     reservation: Any
     visible_at: float
     is_bare: bool
     """Whether its image has no cloudspot."""
     state: InstanceState = InstanceState.PENDING
     is_stopped: bool = False
-    """Whether it was stopped: its host has ended it, and its disk stays."""
+    """Whether the machine was stopped: its host has ended it, but its disk still exists."""
     is_asked_to_end: bool = False
     ended_at: float | None = None
     posted: str = ""
-    """The console's output that was posted after its last transition."""
+    """The console output that became visible after the last transition."""
     launch_failure: tuple[str, str] | None = None
-    """The code and the message of its failure to start."""
+    """The code and the message of the failure, if the start failed."""
     post_at: float = 0.0
-    """When the console is posted; 0 if it was."""
+    """When the console's output becomes visible; 0 if it already is."""
 
     @property
     def is_alive(self) -> bool:
-        """Return whether it counts against capacity and quotas."""
+        """Return whether the machine counts towards capacity and quotas."""
         return self.state is not InstanceState.ENDED
 
 
 class Machines:
-    """All machines of one emulated account. The caller holds ``lock`` across calls that belong together."""
+    """All machines of one emulated account.
+
+    The caller holds ``lock`` for the whole of a group of calls that belong together.
+    """
 
     def __init__(self, host: MachineHost, faults: Faults, clock: Callable[[], float]) -> None:
         self.lock = threading.RLock()
@@ -84,9 +89,10 @@ class Machines:
         self._faults = faults
         self._clock = clock
         self.launch_failures: list[tuple[str, str]] = []
-        """The failures with which the next machines end before they start: code and message, such as those of
+        """The failures that end the next machines before they start, as code and message, such as those of
         ``Client.InternalError``. RunInstances succeeds, and DescribeInstances shows the failure (EC2 user
-        guide, "Instance terminates immediately", checked 2026-11)."""
+        guide, "Instance terminates immediately", checked 2026-11).
+        """
         self._late_tags = LateChanges(clock)
 
     def adopt(
@@ -99,7 +105,7 @@ class Machines:
         disk: str | None,
         vcpus: int,
     ) -> None:
-        """Adopt the instances that moto has just made, and boot them, from a copied disk if one is given."""
+        """Register the instances that moto has made, and boot them, from a copied disk if one is given."""
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
         is_spot = parameters.get("InstanceMarketOptions", {}).get("MarketType") == "spot"
         for instance_id in instance_ids:
@@ -140,14 +146,14 @@ class Machines:
                 reservations.setdefault(machine.reservation.id, machine.reservation)
 
     def show(self, instance_ids: Iterable[str]) -> None:
-        """Show machines to moto for one answer, until ``refresh``."""
+        """Make machines visible to moto for one answer, until ``refresh``."""
         for instance_id in instance_ids:
             machine = self.by_id[instance_id]
             reservations = ec2_backends[DEFAULT_ACCOUNT_ID][machine.region].reservations
             reservations[machine.reservation.id] = machine.reservation
 
     def refresh(self) -> None:
-        """Let moto show the machines' current states, except those that a lagging listing hides."""
+        """Make the machines' current states visible to moto, except those that a lagging listing hides."""
         statuses = self._host.states()
         for machine in self.by_id.values():
             status = statuses.get(machine.id)
@@ -160,14 +166,14 @@ class Machines:
         self._late_tags.catch_up()
 
     def is_known(self, instance_id: str, region: str) -> bool:
-        """Return whether the API knows the instance now, in a region."""
+        """Return whether the API knows the instance now, in the given region."""
         machine = self.by_id.get(instance_id)
         if machine is None or machine.region != region:
             return False
         return self._clock() >= machine.visible_at and self._is_shown(machine)
 
     def console(self, machine: Machine) -> str:
-        """Return the machine's output so far."""
+        """Return the machine's console output so far."""
         return self._host.console(machine.id)
 
     def alive(self) -> list[Machine]:
@@ -180,7 +186,7 @@ class Machines:
         self._host.terminate(machine.id)
 
     def stop(self, machine: Machine) -> None:
-        """Stop the machine, which then exists until it is terminated."""
+        """Stop the machine, which continues to exist until it is terminated."""
         machine.is_stopped = True
         machine.instance._state.name, machine.instance._state.code = "stopped", 80  # noqa: SLF001 # no other way
         self._host.terminate(machine.id)
@@ -300,6 +306,6 @@ class Machines:
 
 
 def _left_early(status: MachineStatus) -> bool:
-    """Return whether the machine shut itself down before its notice was over, and so is charged."""
+    """Return whether the machine is charged because it shut itself down before its notice was over."""
     deadline, ended = status.notice_deadline, status.ended_at
     return deadline is not None and ended is not None and ended < deadline

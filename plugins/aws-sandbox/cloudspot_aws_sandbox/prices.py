@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-# USD an hour, close to real prices, so that a sandbox's bill looks realistic.
+# USD an hour, close to the real prices, so that a sandbox's bill looks realistic.
 _ON_DEMAND: Final[Mapping[str, float]] = {
     "t3.large": 0.0832,
     "m5.large": 0.096,

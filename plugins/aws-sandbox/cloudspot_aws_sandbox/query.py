@@ -22,7 +22,7 @@ _SCOPE = re.compile(r"Credential=([^/,\s]+)/\d{8}/([a-z0-9-]+)/([a-z0-9-]+)/aws4
 
 
 class ApiError(Exception):
-    """An answer that is an error, with the real API's wording."""
+    """A response that is an error, with the real API's wording."""
 
     def __init__(self, code: str, message: str, *, status: int = 400) -> None:
         super().__init__(f"{code}: {message}")
@@ -131,7 +131,7 @@ def _convert_scalar(shape: Any, text: str, path: str) -> Any:
             return base64.b64decode(text, validate=True)
         except binascii.Error:
             raise wrong from None
-    # An instance type may be newer than this botocore; if it does not exist, each action refuses it itself.
+    # An instance type may be newer than this botocore; each action itself refuses a type that does not exist.
     is_open = shape.name == "InstanceType"
     if (
         shape.type_name == "string"
@@ -144,7 +144,7 @@ def _convert_scalar(shape: Any, text: str, path: str) -> Any:
 
 
 def _serialized(member: Any, name: str) -> str:
-    """Return the member's name on the wire (botocore's EC2Serializer does the same)."""
+    """Return the member's name in requests and responses (botocore's EC2Serializer does the same)."""
     if "queryName" in member.serialization:
         return str(member.serialization["queryName"])
     if "name" in member.serialization:
@@ -154,7 +154,7 @@ def _serialized(member: Any, name: str) -> str:
 
 
 def xml_answer(action: str, value: Mapping[str, Any]) -> bytes:
-    """Return the answer to an action in XML; ``value`` has boto3's names and nesting."""
+    """Return the response to an action in XML; ``value`` has boto3's names and nesting."""
     shape = ec2_model().operation_model(action).output_shape
     inner = "" if shape is None else _members(shape, value)
     return (
@@ -164,7 +164,7 @@ def xml_answer(action: str, value: Mapping[str, Any]) -> bytes:
 
 
 def xml_error(error: ApiError) -> bytes:
-    """Return the error in the form of EC2's answers."""
+    """Return the error in the form of EC2's responses."""
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n<Response><Errors><Error>'
         f"<Code>{escape(error.code)}</Code><Message>{escape(error.message)}</Message></Error></Errors>"

@@ -1,4 +1,4 @@
-"""The rights that a recorded request took, and their resources, for comparison with a policy.
+"""The permissions that a recorded request needed, and their resources, for comparison with a policy.
 
 Source: Service Authorization Reference, "Actions, resources, and condition keys" for Amazon EC2, S3,
 CloudWatch Logs and EventBridge Scheduler (checked 2026-11).
@@ -13,22 +13,22 @@ from cloudspot.emulation.api_faults import Call
 from cloudspot_aws_sandbox.s3requests import RIGHTS
 
 FREE: Final = frozenset({"sts:GetCallerIdentity"})
-"""The actions that need no right."""
+"""The actions that need no permission."""
 
 _PASSES_A_ROLE: Final = frozenset({"CreateExperimentTemplate", "CreateFunction", "CreateSchedule"})
 _NAMES: Final = {("lambda", "Invoke"): "lambda:InvokeFunction"}
-"""The right that a call takes, if it is not named after the call."""
+"""The permission that a call needs, if it is not named after the call."""
 _TAGGED: Final = {
     ("events", "PutRule"): "events:TagResource",
     ("iam", "CreateRole"): "iam:TagRole",
     ("lambda", "CreateFunction"): "lambda:TagResource",
     ("logs", "CreateLogGroup"): "logs:TagResource",
 }
-"""The additional right that a call takes if it names tags."""
+"""The additional permission that a call needs if it names tags."""
 
 
 def rights_of(call: Call) -> frozenset[str]:
-    """Return the rights that the call took, such as ``ec2:RunInstances``."""
+    """Return the permissions that the call needed, such as ``ec2:RunInstances``."""
     if call.service == "s3":
         return frozenset({RIGHTS.get(call.action, f"s3:{call.action}")})
     rights = {_NAMES.get((call.service, call.action), f"{call.service}:{call.action}")}
@@ -52,10 +52,10 @@ _ON_GROUPS: Final = frozenset({"ec2:CreatePlacementGroup", "ec2:DeletePlacementG
 
 
 def resource_of(call: Call, *, right: str = "", account: str) -> str:
-    """Return the ARN of the call's resource, or of the resource of its ``right``, or ``*`` for any."""
+    """Return the ARN of the resource of the call, or of its permission ``right``, or ``*`` for any."""
     parameters = call.parameters
     if right in _ON_IMAGES or (right == "ec2:CreateTags" and call.action == "CreateImage"):
-        # EC2 has no account in the ARNs of images and snapshots.
+        # The ARNs of images and snapshots contain no account.
         return f"arn:aws:ec2:{call.region}::image/{parameters.get('ImageId', 'ami-0')}"
     if right in _ON_SNAPSHOTS:
         return f"arn:aws:ec2:{call.region}::snapshot/{parameters.get('SnapshotId', '')}"
@@ -89,7 +89,7 @@ def resource_of(call: Call, *, right: str = "", account: str) -> str:
 
 
 def _passed_role(parameters: Mapping[str, Any], account: str) -> str:
-    """Return the ARN of the role that is passed; here a profile has the role of the same name."""
+    """Return the ARN of the role that is passed; here a profile and its role have the same name."""
     profile = parameters.get("IamInstanceProfile") or {}
     name = profile.get("Name") or str(profile.get("Arn", "")).rpartition("/")[2]
     target = parameters.get("Target") or {}
@@ -101,7 +101,7 @@ def _passed_role(parameters: Mapping[str, Any], account: str) -> str:
 
 
 def needs_of(call: Call, *, account: str) -> Iterator[tuple[str, str, Mapping[str, str]]]:
-    """Yield each right that the call takes, on each resource, with the values of its condition keys."""
+    """Yield each permission that the call needs, on each resource, with the values of its condition keys."""
     for right in sorted(rights_of(call)):
         context: dict[str, str] = {}
         if right == "ec2:CreateTags" and call.action != "CreateTags":
@@ -113,7 +113,7 @@ def needs_of(call: Call, *, account: str) -> Iterator[tuple[str, str, Mapping[st
 
 
 def _resources_of(call: Call, right: str, account: str) -> Sequence[str]:
-    """Return the ARNs of all resources for which the call needs the right."""
+    """Return the ARNs of all resources on which the call needs the permission."""
     parameters, ec2 = call.parameters, f"arn:aws:ec2:{call.region}:{account}"
     none = f"arn:aws:ec2:{call.region}:"
     if right == "ec2:CreateTags":
@@ -127,7 +127,7 @@ def _resources_of(call: Call, right: str, account: str) -> Sequence[str]:
         machine = parameters.get("InstanceId", "")
         return [f"{ec2}:instance/{machine}", f"{none}:image/new", f"{none}:snapshot/new"]
     if right == "ec2:DeleteSnapshot" and call.action == "DeregisterImage":
-        # The snapshots have the tags of their image here.
+        # Here, snapshots have the tags of their image.
         return [f"{none}:snapshot/{parameters.get('ImageId', '')}"]
     return [resource_of(call, right=right, account=account)]
 

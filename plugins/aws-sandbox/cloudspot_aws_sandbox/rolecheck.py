@@ -22,7 +22,7 @@ _CREDENTIAL: Final = re.compile(r"([^/,\s=]+)/\d{8}/[a-z0-9-]+/([a-z0-9-]+)/aws4
 
 
 class RoleCheck:
-    """Passes on requests signed with users' credentials; the services inside check signatures."""
+    """Passes on requests signed with users' credentials; the wrapped services check signatures."""
 
     def __init__(self, app: WSGIApplication, keys: RoleKeys, *, now: Callable[[], datetime]) -> None:
         self._app = app

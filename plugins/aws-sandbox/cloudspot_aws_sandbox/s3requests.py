@@ -1,4 +1,4 @@
-"""Parses requests to S3: the action, its bucket and key, and the right that it takes.
+"""Parses requests to S3: the action, its bucket and key, and the permission that it needs.
 
 Source: S3 API reference, the operations' pages, and "Actions, resources, and condition keys for Amazon
 S3" (checked 2026-11).
@@ -33,7 +33,7 @@ RIGHTS: Mapping[str, str] = {
     "PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
     "UploadPart": "s3:PutObject",
 }
-"""The right that each action takes."""
+"""The permission that each action needs."""
 
 
 _SETTINGS: Mapping[str, str] = {
@@ -45,7 +45,7 @@ _SETTINGS: Mapping[str, str] = {
     "tagging": "BucketTagging",
     "versioning": "BucketVersioning",
 }
-"""The setting of a bucket that is read, written or deleted, by the parameter that names it."""
+"""The bucket's setting that a request reads, writes or deletes, by the parameter that names it."""
 _VERBS: Mapping[str, str] = {"GET": "Get", "PUT": "Put", "DELETE": "Delete"}
 
 
@@ -72,7 +72,7 @@ class S3Request:
 
 
 def is_for_s3(environ: Mapping[str, Any]) -> bool:
-    """Return whether the request is for S3, by its signature's scope or, if unsigned, by its form."""
+    """Return whether the request is for S3, by its signature's scope or, if unsigned, by its format."""
     if str(environ.get("PATH_INFO", "")).startswith("/moto-api"):
         return False
     authorization = str(environ.get("HTTP_AUTHORIZATION", ""))
@@ -85,7 +85,7 @@ def is_for_s3(environ: Mapping[str, Any]) -> bool:
 
 
 def parse_request(environ: dict[str, Any]) -> S3Request:
-    """Return the parsed request; its body is not read yet."""
+    """Return the parsed request, without reading its body."""
     path = unquote(str(environ["REQUEST_URI"]).partition("?")[0])
     bucket, _, key = path.removeprefix("/").partition("/")
     query = dict(parse_qsl(str(environ.get("QUERY_STRING", "")), keep_blank_values=True))

@@ -19,12 +19,12 @@ from cloudspot_aws_sandbox.machines import Machine, Machines
 from cloudspot_aws_sandbox.query import ApiError
 
 COPY_SECONDS: Final = 3.0
-"""How long an image is pending; EC2's are pending for minutes, depending on the size of the disk."""
+"""How long an image is pending; EC2's images are pending for minutes, depending on the disk's size."""
 _NAME: Final = re.compile(r"[A-Za-z0-9()\[\] ./\-'@_]{3,128}")
 
 
 class _SavedAmi(Ami):  # type: ignore[misc] # moto has no types
-    """An image with the size of its source; moto's own are always of 15 GiB."""
+    """An image with the size of its source; moto's own images always have 15 GiB."""
 
     size_gib = 15
 
@@ -65,7 +65,7 @@ class SavedImages:
         if machine.instance.state not in {"running", "stopped"}:
             raise ApiError("IncorrectState", f"Instance {machine.id} is not in state 'running' or 'stopped'.")
         if not parameters.get("NoReboot"):
-            # EC2 would reboot the machine.
+            # The real EC2 would reboot the machine.
             raise ApiError("Unsupported", "the emulated EC2 cannot boot a machine again: set NoReboot")
         tags = _tags_of(parameters)
         source = backend.amis[machine.instance.image_id]
@@ -98,7 +98,7 @@ class SavedImages:
     def deregister(
         self, parameters: Mapping[str, Any], region: str, *, may_delete_snapshots: bool
     ) -> Mapping[str, Any]:
-        """Remove an image, and its snapshot if that is requested and granted."""
+        """Remove an image, and its snapshot if that is requested and permitted."""
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
         image_id = parameters["ImageId"]
         ami = backend.amis.get(image_id)
@@ -133,7 +133,7 @@ class SavedImages:
         """Return a saved image's disk, and whether its source lacked cloudspot, or None for other images.
 
         Raises:
-            ApiError: no machine can start from it yet.
+            ApiError: the image is not available yet.
         """
         image = self._saved.get(image_id)
         if image is None:

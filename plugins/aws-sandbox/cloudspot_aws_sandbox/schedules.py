@@ -39,13 +39,13 @@ class Schedules:
         self._terminate = terminate
         self._clock = clock
         self._not_before: dict[str, float] = {}
-        """When each failed schedule is tried again, by its ARN."""
+        """When each failed schedule is retried, by its ARN."""
 
     def check(self, path: str, request: Mapping[str, Any]) -> None:
         """Refuse a CreateSchedule that the real service refuses, or that is not emulated.
 
         Raises:
-            ApiError: it is refused, with the service's wording.
+            ApiError: the call is refused, with the service's wording.
         """
         name, target = path.rpartition("/")[2], request.get("Target", {})
         if _NAME.fullmatch(name) is None:
@@ -74,7 +74,7 @@ class Schedules:
             )
 
     def run_due(self, region: str) -> None:
-        """Carry out the schedules that are due; a failed one is tried again a minute later."""
+        """Carry out the schedules that are due; a failed one is retried a minute later."""
         for group in scheduler_backends[DEFAULT_ACCOUNT_ID][region].schedule_groups.values():
             for schedule in list(group.schedules.values()):
                 due = _due(schedule.to_dict())

@@ -1,4 +1,4 @@
-"""Small services that moto lacks: the price list, image parameters, quotas, decoded denials."""
+"""Small services that moto lacks: the price list, image parameters, quotas, decoding of denials."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ PARAMETERS: Final[Mapping[str, str]] = {DEFAULT_IMAGE: IMAGE_ID}
 """AWS's public parameters that name images, with the images' ids in ``HOME``."""
 DEFAULT_QUOTA: Final = 256
 SPOT_QUOTAS: Final = {"L-34B43A08", "L-3819A6DF", "L-7212CCBC", "L-C4BD4855"}
-"""The codes of quotas of spot vCPUs; the others count on-demand instances."""
+"""The codes of quotas of spot vCPUs; the other codes are for on-demand instances."""
 
 
 def get_products(request: Mapping[str, Any], region: str) -> dict[str, Any]:
     """Answer the price list's GetProducts for one EC2 instance type, or one kind of EBS volume.
 
     Raises:
-        ApiError: there is no price list service in this region, or products have no such field.
+        ApiError: this region has no price list service, or products have no such field.
     """
     if region not in PRICE_LIST_REGIONS:
         raise ApiError("ServiceUnavailableException", f"no price list service in {region}", status=503)
@@ -91,10 +91,10 @@ def _product(attributes: Mapping[str, str], unit: str, price: float) -> dict[str
 
 
 def get_parameter(request: Mapping[str, Any], region: str) -> dict[str, Any] | None:
-    """Answer GetParameter for AWS's own parameters; return None for one of the account's.
+    """Answer GetParameter for AWS's own parameters; return None for the account's own.
 
     Raises:
-        ApiError: AWS has no such parameter.
+        ApiError: the parameter does not exist.
     """
     name = str(request.get("Name", ""))
     if not name.startswith("/aws/"):
@@ -113,7 +113,7 @@ def get_parameter(request: Mapping[str, Any], region: str) -> dict[str, Any] | N
 
 
 def get_service_quota(request: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
-    """Answer GetServiceQuota for the quotas of EC2 that count vCPUs."""
+    """Answer GetServiceQuota for those EC2 quotas that count vCPUs."""
     market = "spot" if request.get("QuotaCode") in SPOT_QUOTAS else "on-demand"
     return {
         "Quota": {
@@ -126,7 +126,7 @@ def get_service_quota(request: Mapping[str, Any], faults: Faults) -> dict[str, A
 
 
 def encode_denial(action: str) -> str:
-    """Return EC2's encoded message about a missing right."""
+    """Return EC2's encoded message about a missing permission."""
     return base64.urlsafe_b64encode(json.dumps({"context": {"action": action}}).encode()).decode()
 
 
@@ -134,7 +134,7 @@ def decode_denial(message: str) -> str:
     """Return the text that ``encode_denial`` encoded.
 
     Raises:
-        ApiError: the message was not encoded by it.
+        ApiError: ``encode_denial`` did not encode the message.
     """
     try:
         text = base64.urlsafe_b64decode(message).decode()

@@ -52,7 +52,7 @@ def read_signature(environ: Mapping[str, Any]) -> Signature | None:
     """Return the request's signature, unchecked, or None if it has none.
 
     Raises:
-        ApiError: it is malformed.
+        ApiError: the signature is malformed.
     """
     query = dict(parse_qsl(str(environ.get("QUERY_STRING", "")), keep_blank_values=True))
     authorization = str(environ.get("HTTP_AUTHORIZATION", ""))
@@ -96,12 +96,13 @@ def check_signature(
     now: datetime,
     payload_hash: str | None = None,
 ) -> None:
-    """Compare the signature with the one that the secret makes of this request.
+    """Compare the signature with the one that the secret yields for this request.
 
-    ``payload_hash`` is the body's own hash, for services that, unlike S3, do not trust the client's hash.
+    ``payload_hash`` is the hash of the actual body, for services that, unlike S3, do not trust the client's
+    hash.
 
     Raises:
-        ApiError: they differ, the signature is too old, or a header that must be signed is not.
+        ApiError: the signatures differ, the signature is too old, or it omits a required header.
     """
     at = datetime.strptime(signature.at, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
     if signature.expires_seconds is None:
@@ -132,7 +133,7 @@ def check_signature(
 
 
 def sha256_hex(body: bytes) -> str:
-    """Return the body's hash in the form that signatures contain."""
+    """Return the body's hash in the form in which signatures contain it."""
     return hashlib.sha256(body).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""EC2 around moto, as strict as the real one, with client tokens, limited capacity and lagging listings.
+"""EC2 around moto, as strict as the real EC2, with client tokens, limited capacity and lagging listings.
 
-It refuses requests that AWS refuses and moto accepts, and adds features that the plugin needs and moto lacks.
-Every call is recorded. Calls of other services pass through to the application inside.
+The module refuses requests that AWS refuses and moto accepts, and adds features that the plugin needs and
+moto lacks. Every call is recorded. Calls to other services pass through to the inner application.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ App = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 Answer = tuple[int, str, bytes]
 
 CONSOLE_BYTES: Final = 64 << 10
-"""How much of a console is kept (EC2 API reference, GetConsoleOutput, checked 2026-11)."""
+"""How much of a console's output is kept (EC2 API reference, GetConsoleOutput, checked 2026-11)."""
 SPOT_ROLE: Final = "AWSServiceRoleForEC2Spot"
 _CODES: Final = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopped": 80}
 _JSON_TARGETS: Final = re.compile(r"\w+\.(\w+)")
 _EC2_CONTENT: Final = "text/xml;charset=UTF-8"
 _ELSEWHERE: Final = {"events", "lambda", "logs", "s3"}
-"""The services whose callers the application inside checks."""
+"""The services whose callers are checked by the inner application."""
 
 
 TOKEN_FORGOTTEN_SECONDS: Final = 10.0
 PROFILE_UNKNOWN_SECONDS: Final = 60.0
-"""Of the contrary account."""
+"""The durations of two of the faults in ``faults.contrary``."""
 
 
 class StrictEc2:
-    """A WSGI application; ``inner`` is moto's, or middleware around it for another service."""
+    """A WSGI application; ``inner`` is moto's application, or middleware around it for another service."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class StrictEc2:
     ) -> None:
         """Boot machines on ``host`` for callers whose key is in ``secrets``.
 
-        ``is_granted`` returns whether a key has a right on a resource in a context. ``clock`` (seconds since
-        the epoch) measures lags, and ``now`` the age of signatures.
+        ``is_granted`` returns whether a key has a permission on a resource in a context. ``clock`` (seconds
+        since the epoch) measures lags, and ``now`` the age of signatures.
         """
         self.faults = faults or Faults()
         self.machines = Machines(host, self.faults, clock)
@@ -148,7 +148,10 @@ class StrictEc2:
         return [content]
 
     def run_schedules(self) -> None:
-        """Carry out the schedules that are due. Every request does so too; call this while none may come."""
+        """Carry out the schedules that are due.
+
+        Every request does this too; call it while no requests may come.
+        """
         with self.machines.lock:
             for region in self._regions:
                 self._schedules.run_due(region)
@@ -179,7 +182,7 @@ class StrictEc2:
         return answer
 
     def _authorize(self, call: Call) -> None:
-        # Without this right, the image is removed and its snapshots stay, as the answer shows.
+        # Without this permission, the image is removed but its snapshots stay, as the response shows.
         asked = {"ec2:DeleteSnapshot"} if call.action == "DeregisterImage" else set()
         self._caller.may_delete_snapshots = True
         for right, arn, context in needs_of(call, account=DEFAULT_ACCOUNT_ID):
@@ -193,7 +196,7 @@ class StrictEc2:
                 self._make_spot_role(call.access_key)
 
     def _make_spot_role(self, key: str) -> None:
-        """Make the role with which EC2 buys spot machines, with the caller's rights, unless it exists.
+        """Make the role with which EC2 buys spot machines, using the caller's permissions, unless it exists.
 
         Source: EC2 user guide, "Service-linked role for Spot Instance requests" (checked 2026-11).
         """
@@ -234,10 +237,10 @@ class StrictEc2:
         return self._forward(environ, form)
 
     def _prepare(self, region: str) -> None:
-        """Empty moto's EC2 of a region that is used for the first time."""
+        """Empty moto's EC2 for a region that is used for the first time."""
         if region in self._regions:
             return
-        # Otherwise moto reads 1,300 images for each region.
+        # Otherwise, moto would read 1,300 images for each region.
         os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
         if region not in ec2_backends[DEFAULT_ACCOUNT_ID].regions:
             raise ApiError("AuthFailure", f"the emulated AWS has no region {region}", status=401)
@@ -296,7 +299,7 @@ class StrictEc2:
         return is_short and self._clock() - taken.at > TOKEN_FORGOTTEN_SECONDS
 
     def _check_profile_is_known(self) -> None:
-        """Refuse a launch as EC2 does whose instance profile has just been made, if that is asked for."""
+        """If this fault is set, refuse a launch whose instance profile has just been made, as EC2 does."""
         if "profile-unknown" not in self.faults.contrary:
             return
         if self._first_launch_at is None:
@@ -323,7 +326,7 @@ class StrictEc2:
         return self._reservation(environ, taken.instance_ids)
 
     def _reservation(self, environ: Environ, instance_ids: Iterable[str]) -> bytes:
-        """Return the answer of RunInstances, made from that of DescribeInstances."""
+        """Return RunInstances' response, made from that of DescribeInstances."""
         ids = list(instance_ids)
         self.machines.show(ids)
         form = {f"InstanceId.{i}": one for i, one in enumerate(ids, start=1)}
@@ -340,7 +343,7 @@ class StrictEc2:
         )
 
     def _give_profile(self, ids: Iterable[str], parameters: Mapping[str, Any], region: str) -> None:
-        """Give every machine the profile; moto gives it only to the first."""
+        """Give every machine the profile; moto gives it only to the first machine."""
         profile = parameters.get("IamInstanceProfile")
         if not profile:
             return
@@ -393,7 +396,7 @@ class StrictEc2:
         }
 
     def _stop_instances(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
-        """Stop machines at once; EC2 refuses those of one-time spot requests ("Stop a Spot Instance")."""
+        """Stop machines at once; EC2 refuses this for one-time spot requests ("Stop a Spot Instance")."""
         ids = list(dict.fromkeys(parameters["InstanceIds"]))
         self._require(ids, region)
         before = {instance_id: self.machines.by_id[instance_id].instance.state for instance_id in ids}
@@ -467,7 +470,7 @@ class StrictEc2:
         }
 
     def _require(self, instance_ids: Iterable[str], region: str) -> None:
-        """Refuse malformed ids, and ids that the region does not know yet or has forgotten."""
+        """Refuse malformed ids, and ids that the region does not know yet or no longer knows."""
         ids = list(instance_ids)
         malformed = [one for one in ids if not re.fullmatch(r"i-[0-9a-f]{8}(?:[0-9a-f]{9})?", one)]
         if malformed:
@@ -518,7 +521,7 @@ class StrictEc2:
         return self._forward(environ, None)
 
     def _forward(self, environ: Environ, form: Mapping[str, str] | None) -> Answer:
-        """Let the application inside answer, with another form if one is given."""
+        """Let the inner application answer the request, with ``form`` as its body if that is given."""
         inner = dict(environ)
         if form is not None:
             body = urlencode(form).encode()
@@ -534,7 +537,7 @@ class StrictEc2:
 
 
 def _service_of(environ: Environ) -> str:
-    """Return the service of an unsigned request, which its form shows."""
+    """Return the service to which an unsigned request belongs, judged by its format."""
     if is_for_s3(environ) or str(environ.get("PATH_INFO", "")).startswith("/moto-api"):
         return "s3"
     return "logs" if "HTTP_X_AMZ_TARGET" in environ else "ec2"

@@ -1,6 +1,7 @@
-"""moto's CloudWatch Logs made as strict as the real one: WSGI middleware around moto's server.
+"""moto's CloudWatch Logs made as strict as the real service: WSGI middleware around moto's server.
 
-It checks signatures and rights, refuses the batches that the service refuses, and returns small pages.
+The middleware checks signatures and permissions, refuses the batches that the service refuses, and returns
+small pages.
 
 Source: CloudWatch Logs API reference, PutLogEvents, GetLogEvents (checked 2026-11).
 """
@@ -45,9 +46,9 @@ class StrictLogs:
         page_events: int = MAX_BATCH_EVENTS,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """``is_granted`` returns whether a key has a right on a resource (an ARN) in a context."""
+        """``is_granted`` returns whether a key has a permission on a resource (an ARN) in a context."""
         self.page_events = page_events
-        """The most events on a page of GetLogEvents."""
+        """The maximum number of events on a page of GetLogEvents."""
         self._app = app
         self._faults = faults
         self._secrets = secrets
@@ -143,5 +144,5 @@ def _replace_body(environ: dict[str, Any], body: bytes) -> None:
 
 
 def _without_events(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters with the number of events in their place."""
+    """Return the parameters with the events replaced by their number."""
     return {name: len(value) if name == "logEvents" else value for name, value in parameters.items()}

@@ -1,8 +1,9 @@
-"""moto's S3 made as strict as the real one: WSGI middleware around moto's server.
+"""moto's S3 made as strict as the real service: WSGI middleware around moto's server.
 
-It refuses requests that S3 refuses and moto accepts: wrong signatures, regions, checksums and payload hashes,
-expired URLs, parts that are too small or do not match, failed conditions at the end of a multipart
-upload. Faults are injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
+The middleware refuses requests that S3 refuses and moto accepts: wrong signatures, regions, checksums and
+payload hashes, expired URLs, parts that are too small or do not match, failed conditions at the end of a
+multipart upload. Faults are injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is
+recorded.
 
 Source: S3 API reference, the operations' pages and "Error responses" (checked 2026-11).
 """
@@ -37,8 +38,9 @@ MAX_PART_NUMBER = 10_000
 MAX_KEY_BYTES = 1024
 _WRITES = {"CompleteMultipartUpload", "PutObject"}
 _ALONE = {"DeleteObject", "DeleteObjects", "GetObject", "ListObjects", "ListObjectsV2"}
-"""moto fails if one of these runs beside another or a write: it closes the content of an object that is
-replaced while others read it, and looks up listed keys that others delete."""
+"""moto fails if one of these actions runs at the same time as another or as a write: it closes the content of
+an object that is replaced while others read it, and looks up listed keys that others delete.
+"""
 _PLAIN_HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -59,8 +61,8 @@ class StrictS3:
     """WSGI middleware; requests to other services reach ``app`` unchanged. Thread-safe.
 
     ``secrets`` maps access keys to their secrets, and may grow. Access to ``foreign_buckets``, which belong
-    to another account, is denied. ``is_granted``, if given, returns whether a key has a right on a resource
-    (an ARN), in a context.
+    to another account, is denied. ``is_granted``, if given, returns whether a key has a permission on a
+    resource (an ARN), in a context.
     """
 
     def __init__(
@@ -178,7 +180,7 @@ class StrictS3:
             raise ApiError("BucketAlreadyExists", text, status=409)
         if request.bucket in self.foreign_buckets or is_strangers or is_denied:
             raise ApiError("AccessDenied", "Access Denied", status=403)
-        # A caller who may not list must not learn that an object is missing.
+        # A caller who may not list objects must not learn that an object is missing.
         if (
             request.action in {"GetObject", "HeadObject"}
             and "s3:ListBucket" in self._faults.denied
@@ -189,7 +191,7 @@ class StrictS3:
             raise ApiError("NoSuchBucket", "The specified bucket does not exist", status=404)
 
     def _check_body(self, request: S3Request, raw: bytes) -> bytes:
-        """Verify the body with the checksums sent with it; return its content."""
+        """Verify the body against the checksums that were sent with it; return its content."""
         trailers: dict[str, str] = {}
         body = raw
         if (request.header("x-amz-content-sha256") or "").startswith("STREAMING-"):
@@ -202,7 +204,7 @@ class StrictS3:
         sent = {name: self._checksum_of(request, name, trailers) for name in CHECKSUMS}
         given = {name: text for name, text in sent.items() if text is not None}
         if request.action == "CompleteMultipartUpload":
-            return body  # These headers are about the whole object.
+            return body  # For this action, these headers refer to the whole object.
         if len(given.keys() - {"md5"}) > 1:
             raise ApiError(
                 "InvalidRequest",
@@ -279,7 +281,7 @@ class StrictS3:
         return status, headers, body
 
     def _with_times(self, listed: bytes) -> bytes:
-        """Return a listing of uploads with their real times of creation; moto's are all of 2010."""
+        """Return a listing of uploads with their real times of creation; moto dates all of them to 2010."""
 
         def timed(match: re.Match[bytes]) -> bytes:
             with self._lock:
@@ -292,7 +294,7 @@ class StrictS3:
     def _take_note(
         self, request: S3Request, status: str, headers: list[tuple[str, str]], body: bytes
     ) -> None:
-        """Remember the checksum of an object, and an upload's parts; moto's own records lack them."""
+        """Remember an object's checksum, or the parts of an upload, because moto's own records lack them."""
         if not status.startswith("2"):
             return
         with self._lock:

@@ -1,4 +1,7 @@
-"""cloudspot on Amazon Web Services. Importing it imports no SDK; the service modules do so when used."""
+"""cloudspot on Amazon Web Services.
+
+Importing the package imports no SDK; the service modules do so when used.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _SSO: Final = "AWSReservedSSO_"
 
 class _Principal(NamedTuple):
     kind: str
-    """``User``, ``Group`` or ``Role``, as in the names of IAM's calls."""
+    """``User``, ``Group`` or ``Role``, as in the names of IAM's API calls."""
     name: str
 
 
@@ -56,7 +56,7 @@ class AwsAccountSetup(AccountSetup):
         self._account: str | None = None
 
     def account(self) -> str:
-        """Return the account's number and the region."""
+        """Return the account's ID and the region."""
         region = check_region(self._clients)
         if self._account is None:
             self._account = caller(self._clients).account
@@ -104,7 +104,7 @@ class AwsAccountSetup(AccountSetup):
         return parts
 
     def settings(self, request: SetupRequest) -> SetupSettings:
-        """Return the store, and the options that name the parts made; see AccountSetup."""
+        """Return the store, and the options that name the parts that were made; see AccountSetup."""
         self.account()
         options: dict[str, Any] = {
             "region": self._clients.region,
@@ -114,7 +114,7 @@ class AwsAccountSetup(AccountSetup):
         if group is not None:
             options["security_groups"] = [group]
         notes: Sequence[str] = ()
-        with suppress(CloudspotError):  # without the right to read quotas, a launch reports them
+        with suppress(CloudspotError):  # a launch reports quotas if they cannot be read here
             notes = quota_notes(self._clients)
         return SetupSettings(
             store_url=request.store_url or f"s3://{self._bucket(request)}",
@@ -128,7 +128,7 @@ class AwsAccountSetup(AccountSetup):
 
     @property
     def _makes_network(self) -> bool:
-        """Whether to set up the default VPC: the user has named no subnet or security group of their own."""
+        """Whether to set up the default VPC, because the user has named no subnet or security group."""
         named = self._options.security_groups
         return not self._options.subnets and not [one for one in named if one != self._own_group(named)]
 
@@ -144,23 +144,26 @@ class AwsAccountSetup(AccountSetup):
             return f"cloudspot-{self._account}-{self._clients.region}"
         scheme, _, rest = request.store_url.partition("://")
         if scheme != "s3":
-            raise SpecError(f"--store {request.store_url}: setup aws makes a bucket in S3; write s3://BUCKET")
+            raise SpecError(
+                f"--store {request.store_url}: setup aws makes a bucket in S3, so the URL must be s3://BUCKET"
+            )
         return rest.partition("/")[0]
 
     def _principal(self, whom: str) -> _Principal:
-        """Return the principal that ``whom`` names; raise SpecError unless it can be given a policy."""
+        """Return the principal that ``whom`` names; raise SpecError if no policy can be attached to it."""
         assumed = _ASSUMED.fullmatch(whom)
         if assumed is not None:
             return self._principal(f"role/{assumed[1]}")
         if whom == "root" or whom.endswith(":root"):
             raise SpecError(
-                f"--grant-to {whom}: a root account is never given rights; name a user, group or role"
+                f"--grant-to {whom}: cloudspot never gives rights to a root account; name a user, group or "
+                "role"
             )
         match = _PRINCIPAL.fullmatch(whom)
         if match is None:
             raise SpecError(f"--grant-to {whom}: write user/NAME, group/NAME, role/NAME, or its ARN")
         if match["account"] not in {None, self._account}:
-            raise SpecError(f"--grant-to {whom}: it is not in account {self._account}")
+            raise SpecError(f"--grant-to {whom}: this identity is not in account {self._account}")
         kind, name = match["kind"].capitalize(), match["name"].rpartition("/")[2]
         if name.startswith(_SSO):
             permission_set = name.removeprefix(_SSO).rpartition("_")[0]

@@ -1,4 +1,4 @@
-"""Tells of AWS's answers by botocore's own events.
+"""Reports AWS's API calls through botocore's own events.
 
 The events of one call share a context. Source: botocore, "Events" (``before-parameter-build``,
 ``after-call``, ``after-call-error``; checked 2026-11).
@@ -16,11 +16,11 @@ import botocore.session
 from cloudspot.plugin.apirecording import ApiExchange, tell
 
 _NOTE: Final = "cloudspot_call"
-"""Where a call's context keeps what the later events need."""
+"""The key in a call's context under which the later events find the call and its start."""
 
 
 def tell_of_calls(session: botocore.session.Session) -> None:
-    """Tell of each call of the clients that the session makes from now on."""
+    """Report each call of the clients that the session makes from now on."""
     session.register("before-parameter-build", _begin)
     session.register("after-call", _end)
     session.register("after-call-error", _fail)

@@ -1,4 +1,4 @@
-"""``cloudspot providers check aws``: tries each thing that a job needs, and reports how to fix a failure."""
+"""``cloudspot providers check aws``: tries each step that a job needs, and reports how to fix a failure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _QUOTAS: Final = (
     (("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
 )
 """The codes of the vCPU quotas on demand and on the spot market, by the prefix of a type's name (EC2 user
-guide, "Amazon EC2 service quotas"). Those of p5, p6, trn, inf and dl are from memory; a wrong code would fail
-this check for such a type, but no launch."""
+guide, "Amazon EC2 service quotas"). The codes of p5, p6, trn, inf and dl are from memory; a wrong code makes
+this check fail for such a type, but no launch."""
 
 ACCELERATOR_QUOTAS: Final = {
     "vCPUs of G and VT machines on the spot market": "L-3819A6DF",
@@ -49,7 +49,7 @@ ACCELERATOR_QUOTAS: Final = {
 
 
 def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Sequence[CheckResult]:
-    """Try in order each thing that a submission needs; skip those that depend on a failed one."""
+    """Try in order each step that a submission needs; skip those that depend on a failed one."""
     lines = Checklist(remedy=_SETUP)
     attempt = lines.attempt
 
@@ -108,7 +108,7 @@ def _profile(clients: AwsClients, options: AwsOptions) -> str:
 
 
 def _image(clients: AwsClients, options: AwsOptions) -> str:
-    """Return the image that machines start from, its age, and whether AWS has deprecated it."""
+    """Return the image from which machines start, its age, and whether AWS has deprecated it."""
     image, now = find_image(clients, options), datetime.now(timezone.utc)
     age = "" if image.created_at is None else f", {(now - image.created_at).days} days old"
     old = image.deprecated_at
@@ -117,18 +117,18 @@ def _image(clients: AwsClients, options: AwsOptions) -> str:
 
 
 def _launch(provisioner: Ec2Provisioner, clients: AwsClients, offer: Offer) -> str:
-    """Send a job's request as a dry run, which EC2 should refuse for that reason alone."""
+    """Send a job's request as a dry run, which EC2 should refuse only because it is a dry run."""
     body = decode_request(provisioner.render(trial_launch(offer)), Ec2Request)
     _dry_run(clients, "run_instances", "ec2:RunInstances", **body.run_instances)
     return f"{offer.instance_type} in {offer.zone} may be launched"
 
 
 def _on_a_machine(provisioner: Ec2Provisioner, clients: AwsClients, call: str, right: str) -> str:
-    """Try a right on a machine of cloudspot's, because a policy may limit the right to those."""
+    """Try a permission on one of cloudspot's machines, because a policy may cover only those."""
     listed = provisioner.instances(InstancesRequest()).instances
     machines = [one for one in listed if one.state is not InstanceState.ENDED]
     if not machines:
-        raise NotKnown(f"not tried: cloudspot has no machine now to try {right} on")
+        raise NotKnown(f"not checked: cloudspot has no machine now on which to try {right}")
     machine = machines[0].id
     arguments: dict[str, dict[str, Any]] = {
         "create_tags": {"Resources": [machine], "Tags": [{"Key": "Name", "Value": "check"}]},
@@ -157,7 +157,7 @@ def _schedules(clients: AwsClients) -> str:
 
 
 def _logs(clients: AwsClients, group: str) -> str:
-    """Read the group as the submitter does; only a machine could check that its role may write there."""
+    """Read the group as the submitter does; only a machine could check that its own role may write there."""
     doubt = (
         ""
         if group.startswith(GROUP_PREFIX)
@@ -175,7 +175,7 @@ def quota_notes(clients: AwsClients) -> list[str]:
     """Return a line of advice for each accelerator quota that is 0, as in new accounts.
 
     Raises:
-        AuthError: the right ``servicequotas:GetServiceQuota`` is missing.
+        AuthError: the permission ``servicequotas:GetServiceQuota`` is missing.
     """
     notes = []
     client, region = clients.client("service-quotas"), clients.region
@@ -230,7 +230,7 @@ def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:
     num_vcpus = int(number(answer["Quota"]["Value"], most=MAX_TALLY) or 0)
     if num_vcpus < type_.cpus:
         raise CloudspotError(
-            f"{num_vcpus} vCPUs, and one {name} has {type_.cpus}; "
+            f"{num_vcpus} vCPUs, but one {name} needs {type_.cpus}; "
             f"{_ask_for(code, clients.region, 2 * type_.cpus)}"
         )
     return f"{num_vcpus} vCPUs, enough for {num_vcpus // type_.cpus} {name}"

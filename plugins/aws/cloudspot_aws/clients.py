@@ -1,4 +1,4 @@
-"""Clients of AWS's services: one per service and region, with our timeouts, retries and user agent.
+"""Clients of AWS's services: one for each service and region, with our timeouts, retries and user agent.
 
 boto3's own chain finds the credentials: environment, profile, SSO, the instance's role.
 """
@@ -31,7 +31,7 @@ from cloudspot_aws.imds import Imds
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
-"""How long a connection may be silent. All services usually answer within a few seconds."""
+"""How long a connection may be silent, in seconds. All services usually answer within a few seconds."""
 MAX_CONNECTIONS = 32
 NUM_ATTEMPTS = 3
 METADATA_SECONDS = 1.0
@@ -42,11 +42,11 @@ class AwsClients:
     """Makes and caches clients of one account's services. Thread-safe; construction does no I/O.
 
     The region comes from the options, else from ``AWS_REGION``, ``AWS_DEFAULT_REGION``, the profile, or the
-    EC2 instance that this runs on.
+    EC2 instance on which this runs.
     """
 
     def __init__(self, *, region: str | None = None) -> None:
-        """Use ``region``, or the environment's if it is None."""
+        """Use ``region``, or the environment's region if it is None."""
         self._wanted_region = region
         self._lock = threading.RLock()
         self._boto_session: boto3.session.Session | None = None
@@ -55,10 +55,10 @@ class AwsClients:
 
     @property
     def region(self) -> str:
-        """Return the region that requests go to.
+        """Return the region to which requests are sent.
 
         Raises:
-            SpecError: none is configured and this is not an EC2 instance, or the profile does not exist.
+            SpecError: no region is configured and this is not an EC2 instance, or the profile does not exist.
         """
         region = self.region_or_none()
         if region is None:
@@ -68,7 +68,7 @@ class AwsClients:
         return region
 
     def region_or_none(self) -> str | None:
-        """Return the region, or None if none can be found; raise SpecError if the profile does not exist."""
+        """Return the region, or None if it cannot be found; raise SpecError if the profile does not exist."""
         with self._lock:
             if self._region is None:
                 self._region = (
@@ -84,12 +84,12 @@ class AwsClients:
     ) -> Any:
         """Return the client of a service such as ``ec2``, in ``region`` or the session's.
 
-        ``num_attempts`` is how often botocore tries a request; 1 leaves every retry to the caller. ``config``
-        goes to botocore's Config. The same arguments give the same client.
+        ``num_attempts`` is how many times botocore tries a request; with 1, every retry is left to the
+        caller. ``config`` goes to botocore's Config. Calls with the same arguments return the same client.
 
         Raises:
-            SpecError: there is no region, or the profile does not exist.
-            AuthError: the profile's ``credential_process`` gives no credentials.
+            SpecError: no region was found, or the profile does not exist.
+            AuthError: the profile's ``credential_process`` returns no credentials.
         """
         region = region or self.region
         with self._lock:
@@ -100,10 +100,10 @@ class AwsClients:
                         service, region_name=region, config=_config(num_attempts, config)
                     )
                 except (OSError, json.JSONDecodeError, botocore.exceptions.CredentialRetrievalError) as error:
-                    # botocore now runs the profile's credential_process, which fails or prints no JSON.
+                    # botocore has just run the profile's credential_process, which failed or printed no JSON.
                     raise ERRORS.translation(error, f"AWS {service}") from error
                 except (ValueError, botocore.exceptions.BotoCoreError) as error:
-                    # A malformed region or AWS_ENDPOINT_URL, or half a pair of keys.
+                    # The region or AWS_ENDPOINT_URL is malformed, or one half of a pair of keys is missing.
                     raise SpecError(f"cannot use AWS {service} in {region!r}: {error}") from error
             return self._clients[key]
 
@@ -126,7 +126,7 @@ class AwsClients:
                     self._boto_session = boto3.session.Session(botocore_session=self._core)
                 except botocore.exceptions.ProfileNotFound as error:
                     raise SpecError(
-                        f"{error}; `aws configure list-profiles` names those that exist"
+                        f"{error}; to list the profiles that exist, run: aws configure list-profiles"
                     ) from error
                 except botocore.exceptions.BotoCoreError as error:
                     raise SpecError(f"the AWS configuration cannot be read: {error}") from error
@@ -134,7 +134,7 @@ class AwsClients:
 
 
 class _Parsers(ResponseParserFactory):  # type: ignore[misc]
-    """Parsers that raise botocore's own error for any unreadable answer, such as a size in words."""
+    """Parsers that raise botocore's own error for any unreadable answer, such as a malformed size."""
 
     def create_parser(self, protocol_name: str) -> Any:
         """Return the parser; see botocore."""
@@ -152,7 +152,7 @@ class _Parsers(ResponseParserFactory):  # type: ignore[misc]
 
 
 def caller(clients: AwsClients) -> Caller:
-    """Return the account and the ARN that the credentials belong to. This needs no right."""
+    """Return the account and the ARN to which the credentials belong. The request needs no permission."""
     with ERRORS.translated("asking AWS whose credentials these are"):
         answer = clients.client("sts").get_caller_identity()
     return Caller(account=str(answer["Account"]), arn=str(answer["Arn"]))
@@ -161,7 +161,8 @@ def caller(clients: AwsClients) -> Caller:
 def parse_time(value: Any) -> datetime:
     """Return the time that an answer states; raise ValueError if it states none.
 
-    The usual forms come first: botocore tries many, so that a page of an S3 listing takes 51 ms, not 15.
+    The usual formats are tried first: botocore tries many, and takes 51 ms instead of 15 for a page of an S3
+    listing.
     """
     text = str(value)
     with suppress(ValueError):
@@ -177,7 +178,7 @@ def parse_time(value: Any) -> datetime:
 
 
 def region_of_this_instance() -> str | None:
-    """Return the region of the EC2 instance that this runs on, or None elsewhere."""
+    """Return the region of the EC2 instance on which this runs, or None elsewhere."""
     try:
         return Imds(timeout_seconds=METADATA_SECONDS).get("meta-data/placement/region")
     except CloudspotError:

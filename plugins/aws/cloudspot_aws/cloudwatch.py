@@ -1,8 +1,8 @@
-"""Log lines in CloudWatch Logs: a group for a job's id, a stream for each node of each launch.
+"""Log lines in CloudWatch Logs: a group for each job's id, a stream for each node of each launch.
 
 An event's message is JSON with the line's number, its time, its source and its text. Readers use the number
-to drop repeats and to keep the order, whatever the node's clock was. The event has the line's time, unless
-CloudWatch would reject that or sort the event before earlier ones.
+to drop repeats and to keep the order, even if the node's clock was wrong. The event has the line's time,
+unless CloudWatch would reject that time or sort the event before earlier ones.
 
 Source: CloudWatch Logs API reference, PutLogEvents and GetLogEvents (checked 2026-11).
 """
@@ -37,13 +37,16 @@ MAX_BATCH_BYTES = 1_048_576
 MAX_BATCH_EVENTS = 10_000
 EVENT_OVERHEAD_BYTES = 26
 MAX_TEXT = 40_000
-"""The most characters of one event; longer lines become several events. In JSON a character takes up to six
-bytes, and in some partitions an event still holds only 256 KiB."""
+"""The maximum length of one event, in characters; longer lines become several events. In JSON a character
+takes up to six bytes, and some partitions still limit an event to 256 KiB.
+"""
 OVERLAP_MS = 30_000
-"""How far back a reader that follows starts, because batches may become visible out of order."""
+"""How far back a follower starts to read, in seconds, because batches may become visible out of order."""
 READS_A_SECOND = 8
-"""How many pages of events one sink requests per second. An account may request 10 in a region, and the quota
-cannot be raised (CloudWatch Logs user guide, "CloudWatch Logs quotas", GetLogEvents; checked 2026-11)."""
+"""How many pages of events one sink requests per second. An account may make 10 requests per second in a
+region, and this quota cannot be raised (CloudWatch Logs user guide, "CloudWatch Logs quotas", GetLogEvents;
+checked 2026-11).
+"""
 
 # A child of the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aws.logs")
@@ -64,9 +67,9 @@ class CloudWatchLogSink(LogSink):
     """A job's log in CloudWatch Logs. Thread-safe.
 
     By default the group is ``/cloudspot/<job>`` and its streams are ``<store>/<stream>``. ``<store>`` is a
-    digest of the store's URL, because another store may have a job of the same id. Jobs share a named group,
-    and their streams are ``<job>/<store>/<stream>``. A missing group is created, and keeps its events for
-    ``retention_days``; an existing group is not changed.
+    digest of the store's URL, because a job in another store may have the same id. If a group is named, jobs
+    share it, and their streams are ``<job>/<store>/<stream>``. A missing group is created, and keeps its
+    events for ``retention_days``; an existing group is not changed.
     """
 
     def __init__(
@@ -81,7 +84,10 @@ class CloudWatchLogSink(LogSink):
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O. ``store_url`` is canonical; the options' checks cover the group and its retention."""
+        """Do no I/O; ``store_url`` is canonical, and the group and its retention are checked already.
+
+        ``store_url`` is canonical; the group and its retention were checked with the options.
+        """
         self.group = group or f"{GROUP_PREFIX}{job_id}"
         store = store_digest(store_url)
         self._prefix = f"{store}/" if group is None else f"{job_id}/{store}/"
@@ -92,10 +98,10 @@ class CloudWatchLogSink(LogSink):
         self._monotonic = monotonic
         self._pace_lock = threading.Lock()
         self._reads: deque[float] = deque(maxlen=READS_A_SECOND)
-        """When the newest pages were requested."""
+        """When the newest pages were requested, by the monotonic clock."""
         self._times = EntryTimes(self._newest_time, now=now)
         self._seen: dict[str, tuple[int, int]] = {}
-        """The number and time of the last line yielded, by stream."""
+        """The number and the time of the last line yielded, by stream."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
         if not records:
@@ -127,7 +133,7 @@ class CloudWatchLogSink(LogSink):
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
 
-        A line that has just arrived is held back while an earlier line is missing, which may still appear.
+        A line that has just arrived is held back while an earlier line, which may still appear, is missing.
         """
         check_stream(stream)
         seen = self._seen.get(stream)
@@ -146,7 +152,10 @@ class CloudWatchLogSink(LogSink):
         yield from read_back(self._pages(stream, startFromHead=False))
 
     def pieces(self) -> Sequence[LogPiece]:
-        """Return each stream as one piece; see LogSink. Reads the first and the last page of each."""
+        """Return each stream as one piece; see LogSink.
+
+        Only the first and the last page of each stream are read.
+        """
         pieces = []
         for stream in self.streams():
             ends = [next(self.read(stream), None), next(self.read_back(stream), None)]
@@ -189,21 +198,21 @@ class CloudWatchLogSink(LogSink):
             answer = self._put(stream, events)
         rejected = answer.get("rejectedLogEventsInfo")
         if rejected:
-            # Delivering them again would not help, and would hold up all later lines.
+            # Delivering these events again would not help, and would hold up all later lines.
             _log.warning("CloudWatch rejects lines of %s for their time: %s; set the clock", stream, rejected)
 
     def _put(self, stream: str, events: list[dict[str, Any]]) -> Any:
         return self._ask("put_log_events", **self._place(stream), logEvents=events)
 
     def _make(self, stream: str) -> None:
-        """Create the stream, and the group if there is none."""
+        """Create the stream, and the group if it does not exist."""
         try:
             self._make_stream(stream)
         except _Missing:
             try:
                 self._ask("create_log_group", logGroupName=self.group)
             except _Taken:
-                pass  # Another node was faster, and sets the retention.
+                pass  # Another node has created it first, and sets the retention.
             else:
                 self._ask(
                     "put_retention_policy", logGroupName=self.group, retentionInDays=self._retention_days
@@ -217,7 +226,7 @@ class CloudWatchLogSink(LogSink):
     # --- reading ----------------------------------------------------------------------------------
 
     def _pages(self, stream: str, *, startFromHead: bool, **options: Any) -> Iterator[list[Arrival]]:  # noqa: N803 - boto3's name
-        """Yield the lines of each page in the stream's own order; the pages come from the head or the end."""
+        """Yield the lines of each page in the stream's own order, with pages from its head or its end."""
         joiner = Joiner()
         name = "nextForwardToken" if startFromHead else "nextBackwardToken"
         token: str | None = None
@@ -228,7 +237,7 @@ class CloudWatchLogSink(LogSink):
             except _Missing:
                 return
             yield [arrival for event in answer["events"] for arrival in _lines(joiner, stream, event)]
-            # An empty page need not be the last; the last page repeats the token that led to it.
+            # An empty page may precede others; the last page repeats the token that led to it.
             if answer[name] == token:
                 return
             options["nextToken"] = token = answer[name]

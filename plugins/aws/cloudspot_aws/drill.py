@@ -1,8 +1,8 @@
-"""Drills on EC2: AWS's Fault Injection Service (FIS) interrupts a spot machine as a reclaim would.
+"""Drills on EC2: AWS's Fault Injection Service (FIS) interrupts a spot machine as a real reclaim would.
 
 Source: a template of AWS's own (github.com/awslabs/ec2-spot-workshops, workshops/fis; checked 2026-11)
-for the action, its parameter, its target and the role's rights. That an experiment outlives its
-template is from memory of the FIS user guide. This has not run on the real service yet.
+for the action, its parameter, its target and the role's rights. The statement that an experiment outlives its
+template is from memory of the FIS user guide. This drill has not yet run on the real service.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ ACTION: Final = "aws:ec2:send-spot-instance-interruptions"
 
 
 def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | None) -> None:
-    """Let FIS reclaim a running spot machine, with EC2's notice; raise CloudspotError for any other."""
+    """Let FIS reclaim a running spot machine, with EC2's notice; raise CloudspotError for other machines."""
     if notice_seconds not in {None, SPOT_NOTICE_SECONDS}:
         raise CloudspotError(
-            f"EC2 reclaims a spot machine {SPOT_NOTICE_SECONDS:g} s after its notice, never otherwise; "
-            "leave out --notice and --no-notice"
+            f"EC2 always reclaims a spot machine {SPOT_NOTICE_SECONDS:g} s after its notice; leave out "
+            "--notice and --no-notice"
         )
     with ERRORS.translated(f"looking for {instance_id}"):
         reservations = clients.client("ec2").describe_instances(InstanceIds=[instance_id])["Reservations"]
     machine = reservations[0]["Instances"][0]
     if machine.get("InstanceLifecycle") != "spot" or machine["State"]["Name"] != "running":
         raise CloudspotError(
-            f"{instance_id} is not a running spot machine, and EC2 reclaims no others; end it with: "
-            f"aws ec2 terminate-instances --instance-ids {instance_id}"
+            f"{instance_id} is not a running spot machine, and EC2 reclaims only those; end it with: aws "
+            f"ec2 terminate-instances --instance-ids {instance_id}"
         )
     fis, account = clients.client("fis"), reservations[0]["OwnerId"]
     partition = clients.client("ec2").meta.partition
@@ -55,7 +55,7 @@ def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | 
         try:
             fis.start_experiment(clientToken=str(uuid.uuid4()), experimentTemplateId=template)
         finally:
-            # The running experiment does not need its template.
+            # A running experiment does not need its template.
             fis.delete_experiment_template(id=template)
 
 

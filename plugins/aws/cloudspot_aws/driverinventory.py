@@ -25,9 +25,9 @@ _NAME: Final = re.compile(_PREFIX + "[0-9a-f]{12}")
 
 
 class DriverInventory(Inventory):
-    """Each piece of a driver is an asset of its own; a driver is in use as long as its function exists.
+    """Each resource of a driver is an asset of its own; a driver is in use as long as its function exists.
 
-    A piece counts as cloudspot's only if both its name and its tag say so.
+    A resource counts as cloudspot's only if both its name and its tag say so.
     """
 
     def __init__(self, clients: AwsClients) -> None:
@@ -56,12 +56,13 @@ class DriverInventory(Inventory):
         """Remove the piece.
 
         Raises:
-            CloudspotError: the piece had lost its function, but the driver has been deployed again since.
+            CloudspotError: the resource had lost its function, but the driver has been deployed again since.
         """
         host, kind = LambdaHost(self._clients), asset.kind.removeprefix(_KIND)
         match = _NAME.search(asset.id)
         assert match is not None, "found by it"
-        # A piece that is in use is ended only when its store is gone, and then its function is ended too.
+        # A resource in use is removed only if its store no longer exists, and its function is removed with
+        # it.
         if kind != "function" and not asset.is_in_use and host.status(match[0]) is not None:
             raise CloudspotError(f"{asset.id}: a newly deployed driver uses it now")
         host.remove_piece(kind, asset.id)
@@ -84,7 +85,7 @@ class DriverInventory(Inventory):
                     yield from self._piece("function", function["FunctionName"], own_tags, at)
 
     def _roles(self) -> Iterator[Asset]:
-        """Yield the roles of this region's drivers, by their names: roles belong to the whole account."""
+        """Yield the roles of this region's drivers by their names: roles belong to the whole account."""
         client = self._clients.client("iam")
         for page in client.get_paginator("list_roles").paginate():
             for role in page["Roles"]:

@@ -1,4 +1,7 @@
-"""Creates, lists and ends EC2 instances. A launch is one RunInstances call; its token makes it repeatable."""
+"""Creates, lists and ends EC2 instances.
+
+A launch is one RunInstances call, which can be repeated because it has a token.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,9 @@ from cloudspot_aws.request import Ec2Request, render_request, user_data_of
 
 _ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+")
 MAX_LIFE_SECONDS: Final = 10**9
-"""The longest life that a tag may name (30 years); cloudspot writes none longer."""
+"""The longest life that a tag may state, in seconds (30 years); cloudspot never writes a longer one."""
 MAX_IDS: Final = 500
-"""Ids in one TerminateInstances or CreateTags call; EC2 accepts 1000."""
+"""The number of ids in one TerminateInstances or CreateTags call; EC2 accepts 1000."""
 
 
 class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
@@ -46,13 +49,13 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
 
     provider = "aws"
     finder_type = AwsOfferFinder
-    # "A client token is valid for at least 24 hours after the termination of the instance" (EC2 API
-    # reference of 2013 and 2016, Ensuring idempotency; not found in today's). Here it is counted from the
-    # intent, which is earlier still. A token is valid in one zone, which the stored request names.
+    # "A client token is valid for at least 24 hours after the termination of the instance" (EC2 API reference
+    # of 2013 and 2016, Ensuring idempotency; not found in today's reference). The 24 hours are counted from
+    # the intent, which is earlier still. A token is valid in one zone, which the stored request names.
     token_seconds = 24 * 3600.0
     # A terminated instance is listed for about an hour (EC2 user guide, Terminate your instance), so an
-    # instance that was seen and is no longer listed ended long ago. Listings lag, but usually by seconds
-    # (EC2 API reference, Eventual consistency).
+    # instance that was seen and is no longer listed ended long ago. Listings lag behind, but usually by
+    # seconds (EC2 API reference, Eventual consistency).
     absence_proves_after_seconds = 600.0
 
     def __init__(self, options: AwsOptions, clients: AwsClients) -> None:
@@ -64,9 +67,9 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         return render_request(self.options, group)
 
     def create(self, request: CreateRequest) -> CreateResult:
-        """Create the machines of the request, or none, in one call; it is not retried here.
+        """Create all the machines of the request or none, in one call; it is not retried here.
 
-        With ``limit_role`` their end is scheduled at once, because a machine that hangs at boot has no timer.
+        With ``limit_role``, schedule their end at once, because a machine that hangs at boot has no timer.
         """
         body = decode_request(request.request, Ec2Request)
         if body.made_placement_group is not None:
@@ -81,11 +84,11 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 lambda: client.run_instances(**parameters, ClientToken=request.token)
             )
         except ERRORS.raised as error:
-            # EC2 answers this for a token as soon as one of its machines has ended.
+            # EC2 refuses a token in this way as soon as one of its machines has ended.
             if ERRORS.code_of(error) == "IdempotentInstanceTerminated" and (left := self._left_of(body)):
                 return CreateResult(instances=left)
             raise self.unless_new(refusal(self.clients, error, body)) from error
-        # An answer without this list is not EC2's, and does not mean that there are no machines.
+        # An answer without this list is not from EC2, and does not mean that there are no machines.
         with readable("creating the machines"):
             described = answer["Instances"]
         created = self._taken_in(described)
@@ -93,7 +96,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         return CreateResult(instances=created)
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Tag the machines with the facts, and each with its rank and name; safe to repeat."""
+        """Tag the machines with the launch's data, and each with its rank and name; safe to repeat."""
         if not instances:
             return
         client = self.clients.client("ec2")
@@ -105,7 +108,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 if instance.rank is not None:
                     own = {"Name": instance.node_name, tags.NODE: str(instance.rank)}
                     client.create_tags(Resources=[instance.id], Tags=tags.to_list(own))
-        # The driver that created them may have been killed before it scheduled their end.
+        # The driver that created the machines may have been killed before it scheduled their end.
         self._limit(instances)
 
     def instances(self, request: InstancesRequest) -> InstancesResult:
@@ -135,9 +138,9 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     def console(self, instance: Instance) -> str:
         """Return the newest output, or the output that EC2 has kept; see Provisioner.
 
-        Nitro machines return the newest. For others, and for ended ones, EC2 keeps the output of "shortly
-        after an instance transition state" for an hour at least (EC2 API reference, GetConsoleOutput, checked
-        2026-11).
+        Nitro machines return the newest output. For other types, and for ended machines, EC2 keeps the output
+        of "shortly after an instance transition state" for an hour at least (EC2 API reference,
+        GetConsoleOutput, checked 2026-11).
         """
         client = self.clients.client("ec2")
         with ERRORS.translated(f"reading the console of {instance.id} (ec2:GetConsoleOutput)"):
@@ -149,7 +152,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 answer = {}
             if not answer.get("Output"):
                 answer = client.get_console_output(InstanceId=instance.id)
-        return str(answer.get("Output", ""))  # botocore has decoded it
+        return str(answer.get("Output", ""))  # botocore has decoded it from base64
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
         """Remove the job's placement groups and limits; see Provisioner."""
@@ -201,7 +204,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                     raise refusal from error
                 named = set(_ID.findall(str(error))) & set(left)
                 if not named and len(ids) > 1:
-                    raise refusal from error  # the caller then tries each by itself
+                    raise refusal from error  # the caller then tries one id at a time
                 left = [one for one in left if one not in named] if named else []
             else:
                 return
@@ -214,7 +217,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         self.require_account(self.options.account, self._account)
 
     def _taken_in(self, described: Sequence[Mapping[str, Any]]) -> tuple[Instance, ...]:
-        """Return the machines that are cloudspot's, and note when the life of each ends."""
+        """Return cloudspot's machines, and note when each one's time is up."""
         with readable("reading EC2's descriptions of the machines"):
             pairs = [(to_instance(one), tags.from_list(one.get("Tags"))) for one in described]
         instances = []
@@ -228,7 +231,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         return tuple(instances)
 
     def _limit(self, instances: Sequence[Instance]) -> None:
-        """Schedule the end of each machine, if the job's options name a role for that."""
+        """Schedule the end of each machine, if the job's options name a role for this."""
         role = self.options.limit_role
         alive = [one for one in instances if one.state is not InstanceState.ENDED and one.id in self._limits]
         if role is not None and alive:

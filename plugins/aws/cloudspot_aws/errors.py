@@ -17,7 +17,7 @@ from cloudspot.plugin.sdkerrors import NO_CODES, Codes, SdkErrors
 
 
 class _AwsErrors(SdkErrors):
-    """botocore's errors. The error of a HEAD request has only its status as a code, such as ``404``."""
+    """botocore's errors. The error of a HEAD request has only its status as its code, such as ``404``."""
 
     cloud = "AWS"
     raised = (boto.ClientError, boto.BotoCoreError, ResponseParserError)
@@ -91,7 +91,7 @@ class _AwsErrors(SdkErrors):
     )
 
     def translation(self, error: BaseException, what: str, codes: Codes = NO_CODES) -> CloudspotError:
-        if isinstance(error, ResponseParserError):  # such as a proxy's page in place of the answer
+        if isinstance(error, ResponseParserError):  # the answer is, for example, a proxy's page
             return TransientError(f"{what}: the answer cannot be read")
         if isinstance(error, boto.ClientError):
             return self.refusal(error, what, codes)
@@ -125,11 +125,11 @@ class _AwsErrors(SdkErrors):
             where = f"no answer from {host}" if host else "the connection broke"
             return TransientError(f"{what}: {where}: {reason}")
         if isinstance(error, boto.FlexibleChecksumError):
-            return TransientError(f"{what}: the bytes changed on the way (their checksum differs)")
+            return TransientError(f"{what}: the bytes were damaged in transit (their checksum differs)")
         if isinstance(error, (boto.NoRegionError, boto.ProfileNotFound, boto.ParamValidationError)):
             return SpecError(f"{what}: {self.one_line(str(error))}")
         if isinstance(error, (OSError, JSONDecodeError)):
-            why = str(error.strerror) if isinstance(error, OSError) else "it prints no JSON"
+            why = str(error.strerror) if isinstance(error, OSError) else "its output is not JSON"
             return AuthError(f"{what}: the profile's credential_process gives no AWS credentials: {why}")
         return CloudspotError(f"{what}: {self.one_line(str(error))}")
 
@@ -141,7 +141,7 @@ def _part(error: BaseException, name: str) -> Mapping[str, Any]:
 
 @contextmanager
 def ignored(*codes: str) -> Iterator[None]:
-    """Suppress a refusal with one of these codes, which mean that nothing is left to do."""
+    """Suppress errors with one of these codes, which mean that there is nothing to do."""
     try:
         yield
     except boto.ClientError as error:

@@ -32,10 +32,10 @@ def fetch(store_url: str, key: str, path: Path) -> None:
             with ask(base + target, sign(urlsplit(base).netloc, target, region, role)) as answer:
                 path.write_bytes(answer.read(MAX_BYTES))
                 if answer.length:
-                    raise OSError("the object was cut short, or is too long")
+                    raise OSError("the object is truncated or too long")
             return
         except HTTPError as error:
-            # The bucket may be in another region, which S3 names.
+            # The bucket may be in another region, which S3's response names.
             named = error.headers.get("x-amz-bucket-region")
             if named in {None, region} or endpoint:
                 said = error.read(2000).decode("utf-8", "replace")
@@ -93,7 +93,7 @@ class NoRedirects(HTTPRedirectHandler):
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> HTTPResponse:
-    """Return the open answer. The environment's proxies are not used."""
+    """Return the open response. The environment's proxies are not used."""
     request = Request(url, headers=headers, method=method)  # noqa: S310
     answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

@@ -47,17 +47,18 @@ LIMITS: Final = FunctionLimits(
     host="AWS Lambda",
     runtime=f"Lambda's {RUNTIME}",
     machines={"x86_64": "x86-64", "aarch64": "arm64"},
-    # Amazon Linux 2, and 2023 from Python 3.12 on.
+    # Amazon Linux 2; from Python 3.12 on, Amazon Linux 2023.
     glibc={(3, 10): (2, 26), (3, 11): (2, 26), (3, 12): (2, 34), (3, 13): (2, 34), (3, 14): (2, 34)},
-    max_packed_bytes=50_000_000,  # of a zip that is sent with the request
+    max_packed_bytes=50_000_000,  # the limit for a zip in the request
     max_unpacked_bytes=250 << 20,
 )
 _ARCHITECTURES: Final = {"x86_64": "x86_64", "aarch64": "arm64"}
 USD_A_GB_SECOND: Final = 0.0000166667
 USD_A_CALL: Final = 0.0000002
-"""Lambda's prices on x86 in us-east-1, from memory (AWS Lambda pricing); other regions may be dearer."""
+"""Lambda's prices on x86 in us-east-1, from memory (AWS Lambda pricing); other regions may be more expensive.
+"""
 ROLE_SECONDS: Final = 60.0
-"""How long a new role may be unknown to Lambda. AWS promises no bound; 10 s are usual."""
+"""How long Lambda may not yet know a new role, in seconds. AWS promises no bound; 10 s are usual."""
 LOG_CHARACTERS: Final = 500
 _VERSION: Final = "CLOUDSPOT_DRIVER_VERSION"
 _TRUST: Final = json.dumps(
@@ -90,7 +91,7 @@ class LambdaHost(FunctionHost):
     """Functions in one account and region. The name of each resource begins with its function's name."""
 
     def __init__(self, clients: AwsClients, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Do no I/O; ``sleep`` waits for AWS to know a new role."""
+        """Do no I/O; ``sleep`` is used to wait until AWS knows a new role."""
         self._clients = clients
         self._sleep = sleep
 
@@ -156,7 +157,7 @@ class LambdaHost(FunctionHost):
         return [f"{kind} {one}" for kind, one in pieces if self.remove_piece(kind, one)]
 
     def remove_piece(self, kind: str, name: str) -> bool:
-        """Remove a rule, function, role or log; return whether it was there."""
+        """Remove a rule, function, role or log; return whether it existed."""
         removers: Mapping[str, Callable[[str], object]] = {
             "rule": self._remove_rule,
             "function": lambda name: self._lambda.delete_function(FunctionName=name),
@@ -173,7 +174,7 @@ class LambdaHost(FunctionHost):
 
     def _remove_rule(self, name: str) -> None:
         self._events.remove_targets(Rule=name, Ids=["driver"])
-        self._events.describe_rule(Name=name)  # DeleteRule does not report whether there was one
+        self._events.describe_rule(Name=name)  # DeleteRule does not report whether the rule existed
         self._events.delete_rule(Name=name)
 
     def _remove_role(self, name: str) -> None:
@@ -184,7 +185,7 @@ class LambdaHost(FunctionHost):
         iam.delete_role(RoleName=name)
 
     def _role(self, name: str) -> str:
-        """Return the role's name, with the region: roles belong to the whole account."""
+        """Return the role's name, which contains the region because roles belong to the whole account."""
         return f"{name}-{self._clients.region}"
 
     @property
@@ -218,7 +219,7 @@ class LambdaHost(FunctionHost):
         self._clients.client("iam").put_role_policy(RoleName=role, PolicyName=name, PolicyDocument=document)
 
     def _make_log(self, function: DriverFunction) -> None:
-        """Make the function's log group with its tag; Lambda would make it without one."""
+        """Make the function's log group with its tag; Lambda would make the group without one."""
         with ignored("ResourceAlreadyExistsException"):
             self._clients.client("logs").create_log_group(
                 logGroupName=LOG_PREFIX + function.name, tags=_tags(function)
@@ -258,7 +259,7 @@ class LambdaHost(FunctionHost):
                 client.get_waiter("function_updated_v2").wait(FunctionName=name)
             client.update_function_configuration(**settings)
             client.get_waiter("function_updated_v2").wait(FunctionName=name)
-        # The next pass makes up for a failed one.
+        # A failed pass is not retried, because the next one does its work.
         client.put_function_event_invoke_config(FunctionName=name, MaximumRetryAttempts=0)
         return str(existing["FunctionArn"])
 
@@ -273,7 +274,7 @@ class LambdaHost(FunctionHost):
             Name=name,
             State="ENABLED",
             Description="cloudspot: runs the driver",
-            Tags=_tag_list(function),  # which an update ignores
+            Tags=_tag_list(function),  # an update ignores these
             **when,
         )["RuleArn"]
         with suppress(self._lambda.exceptions.ResourceConflictException):
@@ -335,6 +336,6 @@ def _seconds(rate: str) -> float | None:
 
 
 def _checked_bucket(function: DriverFunction) -> str:
-    """Return the store's bucket; raise SpecError if it is not in S3, or Lambda cannot run the code."""
+    """Return the store's bucket; raise SpecError if the store is not in S3, or Lambda cannot run the code."""
     LIMITS.require_fit(function)
     return bucket_of(function, scheme="s3", needs="a driver on AWS Lambda needs a store in S3")

@@ -1,8 +1,8 @@
-"""Reads a node's identity and its notices from EC2's metadata service (IMDSv2).
+"""Reads a node's identity and notices from EC2's metadata service (IMDSv2).
 
-It uses only the standard library, because every agent carries it and it must work where nothing is installed.
-Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Spot Instance
-interruption notices", "EC2 instance rebalance recommendations" (checked 2026-11).
+The module uses only the standard library, because every agent carries it and it must work where nothing is
+installed. Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Spot
+Instance interruption notices", "EC2 instance rebalance recommendations" (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ DISABLED: Final = "AWS_EC2_METADATA_DISABLED"
 SPOT_NOTICE_SECONDS: Final = 120.0
 """The notice before a spot machine is terminated or stopped. Hibernation begins at its notice."""
 MAX_ACTION: Final = 40
-"""The most characters of an action; EC2's longest is "hibernate"."""
+"""The maximum length of an action; EC2's longest is "hibernate"."""
 REBALANCE_EVERY: Final = 10
-"""The rebalance recommendation is read once in this number of polls."""
+"""The rebalance recommendation is read at every poll whose number is a multiple of this."""
 
 # A child of the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aws.imds")
 
 
 class Imds(MetadataClient):
-    """A client of the metadata service that keeps its session token fresh. Thread-safe."""
+    """A client of the metadata service that renews its session token in time. Thread-safe."""
 
     default_endpoint: ClassVar[str] = "http://169.254.169.254"
     endpoint_variable: ClassVar[str] = ENDPOINT
@@ -64,7 +64,8 @@ class SpotNoticeSource(PreemptionSource):
             value = json.loads(text)
             action, at = str(value["action"])[:MAX_ACTION], parse_time(str(value["time"]))
         except UNREADABLE as error:
-            # The machine is reclaimed all the same; without a time, the shortest promised notice applies.
+            # The machine is reclaimed all the same; if no time is stated, the shortest promised notice
+            # applies.
             _log.warning("spot/instance-action is %r, which cannot be read: %s", text[:200], error)
             action, at = "terminate", None
         return PreemptionNotice(deadline=at, action=action, source="imds")
@@ -76,7 +77,7 @@ class SpotNoticeSource(PreemptionSource):
         try:
             text = self._imds.get("meta-data/events/recommendations/rebalance")
         except TransientError:
-            return  # the hint may come later
+            return  # the next poll may find it
         if text is not None and text != self._recommended:
             self._recommended = text
             _log.warning(
@@ -90,7 +91,7 @@ def node_identity(imds: Imds | None = None) -> NodeIdentity:
     """Return this machine's identity; its rank is its index within its RunInstances call.
 
     Raises:
-        TransientError: the metadata service is not up yet, or its answer is invalid.
+        TransientError: the metadata service is not available yet, or its answer is invalid.
     """
     imds = imds or Imds()
     index = imds.require("meta-data/ami-launch-index")

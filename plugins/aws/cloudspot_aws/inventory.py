@@ -1,6 +1,6 @@
 """Finds the resources that cloudspot has made in an AWS account, for ``cloudspot reap``.
 
-cloudspot allocates no public addresses and no network interfaces; EC2 removes a machine's with the machine.
+cloudspot allocates no public addresses and no network interfaces; EC2 removes those of a machine with it.
 Resources are recognised by their tags alone. Schedules have no tags, so they are recognised by the name, the
 description and the target that :mod:`cloudspot_aws.limit` gives them.
 """
@@ -34,14 +34,15 @@ HOURS_A_DAY: Final = 24
 def account_regions(clients: AwsClients) -> tuple[str, ...]:
     """Return the regions that the account has enabled.
 
-    Source: EC2 API reference, DescribeRegions: without AllRegions only enabled ones (checked 2026-11).
+    Source: EC2 API reference, DescribeRegions: without AllRegions, it lists only enabled regions (checked
+        2026-11).
     """
     with ERRORS.translated("listing the regions (ec2:DescribeRegions)"):
         return tuple(sorted(one["RegionName"] for one in clients.client("ec2").describe_regions()["Regions"]))
 
 
 def inventories(options: AwsOptions, clients: AwsClients) -> tuple[Inventory, ...]:
-    """Return the inventories of the clients' region, in the order in which to end their assets."""
+    """Return the inventories of the clients' region, in the order in which their assets should be ended."""
     ours = (_Machines, _Volumes, _PlacementGroups, _Schedules)
     return (*(kind(options, clients) for kind in ours), DriverInventory(clients))
 
@@ -171,7 +172,7 @@ class _PlacementGroups(_AwsInventory):
 
 
 class _Schedules(_AwsInventory):
-    """The schedules that end machines; each deletes itself after it has run."""
+    """The schedules that end machines; each one deletes itself after it has run."""
 
     plural = "schedules"
 
@@ -184,7 +185,7 @@ class _Schedules(_AwsInventory):
                     if _SCHEDULE.fullmatch(schedule["Name"]) and schedule["Target"]["Arn"].endswith(
                         limit.ACTION
                     ):
-                        # The listing lacks the description, by which cloudspot's are recognised.
+                        # The listing lacks the description, which shows whether a schedule is cloudspot's.
                         with ignored("ResourceNotFoundException"):
                             assets += self._known(client.get_schedule(Name=schedule["Name"]), store_urls)
         return assets

@@ -1,4 +1,4 @@
-"""Limits the life of machines from outside: a schedule terminates each one when its time is up.
+"""Limits the life of machines from outside: a schedule terminates each machine when its time is up.
 
 EC2 has no such limit, and the only other timer runs on the machine itself. Given a role, EventBridge
 Scheduler calls TerminateInstances when the time is up, and then deletes the schedule.
@@ -19,19 +19,20 @@ from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS, ignored
 
 GRACE: Final = timedelta(minutes=10)
-"""How long the schedule waits for the machine's own timer, which ends it in good order."""
+"""How long the schedule waits for the machine's own timer, which ends the machine in good order."""
 ACTION: Final = ":aws-sdk:ec2:terminateInstances"
 TARGET: Final = f"arn:aws:scheduler::{ACTION}"
 
 
 def keep(clients: AwsClients, role: str, ends: Mapping[Instance, datetime]) -> None:
-    """Schedule the end of each machine, ten minutes after its time; existing schedules are not changed.
+    """Schedule each machine's termination ten minutes after its time is up; keep existing schedules.
 
-    Each machine has its own schedule: TerminateInstances ends none of several machines if EC2 no longer knows
-    one, such as one reclaimed over an hour ago (EC2 API reference, TerminateInstances, checked 2026-11).
+    Each machine has its own schedule, because TerminateInstances ends none of its machines if EC2 no longer
+    knows one of them, such as one reclaimed over an hour ago (EC2 API reference, TerminateInstances, checked
+    2026-11).
 
     Raises:
-        AuthError: the right ``scheduler:CreateSchedule`` or ``iam:PassRole`` is missing.
+        AuthError: the permission ``scheduler:CreateSchedule`` or ``iam:PassRole`` is missing.
     """
     partition = role.split(":")[1]
     with ERRORS.translated("scheduling the machines' end (providers.aws.limit_role)"):
@@ -64,6 +65,6 @@ def remove(clients: AwsClients, job_id: str, *, store_url: str) -> None:
 
 
 def prefix_of(job_id: str, store_url: str) -> str:
-    """Return the prefix of the names of a job's schedules; a machine's id follows it."""
-    # A schedule's name has at most 64 characters, and a job's id up to 63.
+    """Return the prefix of the names of a job's schedules, which is followed by a machine's id."""
+    # A schedule's name has at most 64 characters, and a job's id already up to 63.
     return f"cloudspot-{hashlib.sha256(f'{job_id} {store_url}'.encode()).hexdigest()[:20]}-"

@@ -19,7 +19,8 @@ _STATES: Final = {
     "shutting-down": InstanceState.SHUTTING_DOWN,
     "terminated": InstanceState.ENDED,
 }
-# A machine in any other state was stopped by hand. It may be started again, so it has not ended.
+# A machine in any other state was stopped by hand. A stopped machine may be started again, so it does not
+# count as ended.
 _STOPPED: Final = InstanceState.SHUTTING_DOWN
 _REASONS: Final = {
     "Server.SpotInstanceTermination": EndReason.RECLAIMED,
@@ -46,12 +47,13 @@ _WHEN: Final = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 def to_instance(described: Mapping[str, Any]) -> Instance | None:
-    """Return the instance that EC2 describes, or None if it carries no tag of cloudspot's.
+    """Return the instance that EC2 describes, or None if it has none of cloudspot's tags.
 
-    Its rank is its index in its RunInstances call, which never changes; the machine itself reads the same.
+    The rank is the machine's launch index in its RunInstances call, which never changes; the machine itself
+    reads the same number.
     """
     own_tags = tags.from_list(described.get("Tags"))
-    if not own_tags.get(machinetags.JOB):  # an empty tag names no job, and must not fail the listing
+    if not own_tags.get(machinetags.JOB):  # an empty tag names no job, and must not break the listing
         return None
     state = _STATES.get(described["State"]["Name"], _STOPPED)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
@@ -79,7 +81,7 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
 
 
 def _detail(code: str, message: str) -> str:
-    """Return EC2's reason for a machine's end, beginning with its code, followed by our advice if any."""
+    """Return EC2's reason for a machine's end, beginning with its code and followed by any advice."""
     words = message if message.startswith(code) else f"{code}: {message}".strip(": ")
     return "; ".join(filter(None, (ERRORS.one_line(words), _ADVICE.get(code, ""))))
 

@@ -1,7 +1,7 @@
 """Looks up in AWS the image, the network and the instance types that a launch needs.
 
 :mod:`cloudspot_aws.offers` caches the answers. Each function raises SpecError if an option names something
-that does not exist, AuthError if a right is missing, and TransientError if AWS does not answer.
+that does not exist, AuthError if a permission is missing, and TransientError if AWS does not answer.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     architecture: str
     boot_modes: tuple[str, ...]
-    """The modes in which it starts: ``legacy-bios``, ``uefi``."""
+    """The boot modes in which it can start: ``legacy-bios``, ``uefi``."""
     root_device: str
     size_gib: int
     created_at: datetime | None
     deprecated_at: datetime | None
-    """When its owner begins to advise against it."""
+    """When its owner begins to advise against its use."""
 
 
 class Subnet(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,27 +44,30 @@ class Subnet(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     is_public: bool
-    """Whether its machines get a public address by default."""
+    """Whether the subnet gives machines a public address by default."""
 
 
 class InstanceType(MachineType, frozen=True, kw_only=True):
-    """An instance type; its accelerator is named as EC2 does, such as ``A10G``."""
+    """An instance type; its accelerator has EC2's name, such as ``A10G``."""
 
     architectures: tuple[str, ...]
     markets: frozenset[str]
     """``spot`` and ``on-demand``."""
     can_cluster: bool
-    """Whether it may be in a cluster placement group."""
+    """Whether the type supports a cluster placement group."""
     boot_modes: tuple[str, ...]
     is_burstable: bool
-    """Whether its processors, once their credits are spent, slow down or cost more than its price."""
+    """Whether its processors, once their CPU credits are spent, slow down or cost more than its price."""
     has_ena: bool
-    """Whether it has ENA, the network interface of all types since 2017; older types are Xen machines."""
+    """Whether it has ENA, the network interface of all types since 2017; types without it are Xen machines.
+    """
     is_special: bool
-    """Whether it has part of a GPU, another accelerator (Neuron, FPGA, media), or is of the T family."""
+    """Whether it has only part of a GPU, has another accelerator (Neuron, FPGA, media), or is of the T
+    family.
+    """
 
     def boots(self, image: Image) -> bool:
-        """Return whether the image starts on it."""
+        """Return whether the image can start on this type."""
         return image.architecture in self.architectures and bool({*self.boot_modes} & {*image.boot_modes})
 
 
@@ -124,7 +127,7 @@ def find_image(clients: AwsClients, options: AwsOptions) -> Image:
 
 
 def _boot_modes(named: str | None, architecture: str) -> tuple[str, ...]:
-    """Return the modes in which an image starts; the default is its architecture's own.
+    """Return the modes in which an image starts; the default is that of its architecture.
 
     Source: EC2 user guide, "Instance launch behavior with Amazon EC2 boot modes" (checked 2026-11).
     """
@@ -141,7 +144,7 @@ def _read_parameter(clients: AwsClients, name: str) -> str:
         ):
             image_id = str(clients.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
     except AuthError as error:
-        raise AuthError(f"{error}; or give an ami-... in providers.aws.image") from error
+        raise AuthError(f"{error}; alternatively, name an ami-... in providers.aws.image") from error
     if not image_id.startswith("ami-"):
         raise field_error("image", f'the parameter "{name}" does not hold an image\'s id')
     return image_id
@@ -193,7 +196,7 @@ def check_names(clients: AwsClients, options: AwsOptions) -> None:
 
 
 def check_profile(clients: AwsClients, options: AwsOptions) -> bool:
-    """Check that the instance profile exists; return False if the credentials may not look."""
+    """Check that the instance profile exists; return False if the credentials do not allow the check."""
     name = options.instance_profile.rpartition("/")[2]
     try:
         with ERRORS.translated("looking up the instance profile"):
@@ -206,14 +209,14 @@ def check_profile(clients: AwsClients, options: AwsOptions) -> bool:
                     "instance_profile", f'there is no "{name}"; cloudspot setup aws makes it'
                 ) from error
     except AuthError:
-        return False  # RunInstances itself will report it
+        return False  # RunInstances itself reports the error then
     if not answer["InstanceProfile"]["Roles"]:
         raise field_error("instance_profile", f'"{name}" has no role; add one')
     return True
 
 
 def named_types(clients: AwsClients, options: AwsOptions) -> list[InstanceType]:
-    """Return the types that the option names."""
+    """Return the types that the options name."""
     client = clients.client("ec2")
     described: Sequence[Mapping[str, Any]] = ()
     with ERRORS.translated("looking up the instance types"):
@@ -223,7 +226,7 @@ def named_types(clients: AwsClients, options: AwsOptions) -> list[InstanceType]:
         except botocore.exceptions.ClientError as error:
             if ERRORS.code_of(error) != "InvalidInstanceType":
                 raise
-            # EC2 names the unknown types in prose only: find them here, to suggest similar names.
+            # EC2 names the unknown types only in prose, so they are searched here, to suggest similar names.
             known = set(offered_types(clients))
             if not set(options.instance_types) - known:
                 raise
@@ -247,7 +250,7 @@ def offered_types(clients: AwsClients) -> list[str]:
 
 
 def all_types(clients: AwsClients, architecture: str) -> list[InstanceType]:
-    """Return the region's types of that architecture, except bare metal."""
+    """Return the region's types of the given architecture, except bare metal."""
     filters = [
         {"Name": "bare-metal", "Values": ["false"]},
         {"Name": "processor-info.supported-architecture", "Values": [architecture]},
@@ -293,6 +296,6 @@ def _to_type(described: Mapping[str, Any]) -> InstanceType:
         # A type with part of a GPU lists a GPU with the count 0.
         is_special=any(described.get(one) for one in _OTHER_ACCELERATORS)
         or (bool(gpus) and not gpu.get("Count"))
-        # All types of the T family are burstable, but the list denies it for the newest.
+        # All types of the T family are burstable, although DescribeInstanceTypes denies it for the newest.
         or re.match(r"t\d", str(described["InstanceType"])) is not None,
     )

@@ -39,11 +39,13 @@ from cloudspot_aws.pricing import (
 from cloudspot_aws.setup_images import AwsImageHost
 
 SPOT_PRICE_SECONDS: Final = 60.0
-"""How long spot prices are cached, because a controller that waits for capacity asks every few seconds."""
+"""How long spot prices are cached, in seconds, because a controller that waits for capacity asks every few
+seconds.
+"""
 MAX_CANDIDATES: Final = 60
 """How many of the smallest types that fit are compared by price."""
 MAX_TYPES: Final = 4
-"""How many of the cheapest are offered. More would cost calls and improve the chances little."""
+"""How many of the cheapest types are offered. More would cost API calls and improve the chances little."""
 PRODUCT: Final = "Linux/UNIX"
 
 
@@ -98,11 +100,11 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         return tuple(offers)
 
     def spot_price(self, offer: Offer) -> float | None:
-        """Return the newest price of the type in the zone, in USD an hour, or None if there is none."""
+        """Return the newest price of the type in the zone, in USD an hour, or None if there is no price."""
         return self._spot_prices((offer.instance_type,)).get((offer.instance_type, offer.zone))
 
     def _start(self, image: Image, resources: Resources) -> dict[str, Any]:
-        """Return the offers' fields for the image that machines start from, and for its size."""
+        """Return the fields of offers that depend on the image from which machines start and on its size."""
         setup_image = self.setup_image(AwsImageHost(self.options, self.clients), self.options.setup_key)
         if setup_image is None:
             return {"image": image.id, "image_gib": image.size_gib}
@@ -134,7 +136,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         return sorted(bought, key=lambda one: cheapest.get(one.name, 0.0))[:MAX_TYPES]
 
     def _clustering(self, types: Sequence[InstanceType]) -> list[InstanceType]:
-        """Return the types that can be in a placement group if the options ask for one, else all."""
+        """Return the types that support a placement group if the options ask for one, otherwise all types."""
         if self.options.placement_group is None:
             return list(types)
         able = [one for one in types if one.can_cluster]
@@ -151,9 +153,9 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         return self.cache.get(("price", name), lambda: on_demand_price(self.clients, region, name))
 
     def _disk(self, resources: Resources, image_gib: int, region: str, name: str) -> Extras:
-        """Return the price of the root disk of a machine of the type.
+        """Return the price of a machine's root disk, in USD an hour.
 
-        A user who states the type's price may lack the right to read the price list, so it is not asked.
+        A user who states the type's price may lack permission to read the price list, so it is not read.
         """
         options = self.options
         has_more = (
@@ -170,7 +172,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         return {"disk": None if each is None else size * each, **performance}
 
     def _address(self, subnet: Subnet, name: str) -> Extras:
-        """Return the price of a machine's public address, if it gets one."""
+        """Return the hourly price of a machine's public address, by its name, or nothing if it has none."""
         given = self.options.public_ip
         if not (subnet.is_public if given is None else given):
             return {}
@@ -192,7 +194,7 @@ def read_spot_prices(clients: AwsClients, names: Sequence[str]) -> dict[tuple[st
     DescribeSpotPriceHistory, checked 2026-11).
 
     Raises:
-        AuthError: the right ``ec2:DescribeSpotPriceHistory`` is missing.
+        AuthError: the permission ``ec2:DescribeSpotPriceHistory`` is missing.
     """
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}
     with ERRORS.translated("reading spot prices"), readable("reading spot prices"):

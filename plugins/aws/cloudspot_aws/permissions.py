@@ -1,6 +1,6 @@
-"""The AWS policies that cloudspot needs, one in each file: the only list of its rights.
+"""The AWS policies that cloudspot needs, one in each file: the only list of its permissions.
 
-``cloudspot setup`` makes these, `cloudspot driver deploy` uses them, and docs/aws.md shows them.
+``cloudspot setup`` makes these policies, `cloudspot driver deploy` uses them, and docs/aws.md shows them.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ REASONS: Final[Mapping[str, str]] = {
 
 
 def policy(name: str, *, partition: str, bucket: str) -> Document:
-    """Return the policy of that name, such as ``submitter``, for one partition and one bucket."""
+    """Return the named policy, such as ``submitter``, for one partition and one bucket."""
     return _filled(f"policy-{name}.json", partition, bucket)
 
 
 def trust(name: str, *, partition: str) -> Document:
-    """Return the trust policy of the role of that name.
+    """Return the trust policy of the named role.
 
-    Source: "Amazon Web Services in China", "Service principals": EC2's ends in ``.cn`` there (from memory).
+    Source: "Amazon Web Services in China", "Service principals": EC2's service principal ends in ``.cn``
+        there (from memory).
     """
     document: dict[str, Any] = json.loads(json.dumps(_filled(f"trust-{name}.json", partition, "")))
     for statement in document["Statement"]:
@@ -68,7 +69,7 @@ def trust(name: str, *, partition: str) -> Document:
 
 
 def reasons(document: Document) -> Sequence[str]:
-    """Return a line for each statement, with its reason and its rights."""
+    """Return a line for each statement, with its reason and its permissions."""
     return [f"{REASONS[one['Sid']]}: {', '.join(listed(one['Action']))}" for one in document["Statement"]]
 
 

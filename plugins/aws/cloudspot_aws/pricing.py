@@ -18,22 +18,26 @@ from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.options import field_error
 
 BILLING: Final = Billing(minimum_seconds=60.0, free_if_reclaimed_seconds=3600.0)
-"""Linux on EC2: by the second, at least a minute. A spot instance that EC2 interrupts within its first hour
-is free, but not its volume and address; one that ends itself at the notice is not. SUSE's own images are
-billed by the hour, which is not modelled (EC2 user guide, "Billing for interrupted Spot Instances"; AWS news
-of 2017-10-02, "Per-Second Billing for EC2 Instances and EBS Volumes"; checked 2026-11)."""
+"""Linux on EC2: billed by the second, with a minimum of one minute. A spot instance that EC2 interrupts
+within its first hour is free, except for its volume and address; one that ends itself at the notice is not
+free. SUSE's own images are billed by the hour, which is not modelled (EC2 user guide, "Billing for
+interrupted Spot Instances"; AWS news of 2017-10-02, "Per-Second Billing for EC2 Instances and EBS Volumes";
+checked 2026-11).
+"""
 _ENDPOINTS: Final = (
     (("eu-", "me-", "af-", "il-"), "eu-central-1"),
     (("ap-",), "ap-south-1"),
 )
 _DEFAULT_ENDPOINT: Final = "us-east-1"
 ADDRESS_PRICE: Final = 0.005
-"""USD an hour of a public IPv4 address in use, in every region (aws.amazon.com/vpc/pricing, "Public IPv4
-Address"; checked 2026-11)."""
+"""The price of a public IPv4 address in use, in USD an hour, in every region (aws.amazon.com/vpc/pricing,
+"Public IPv4 Address"; checked 2026-11).
+"""
 INCLUDED_IOPS: Final = 3000
 INCLUDED_THROUGHPUT: Final = 125
-"""The operations and MiB a second that are included in the price of a gp3 volume (aws.amazon.com/ebs/pricing;
-checked 2026-11)."""
+"""The operations and MiB per second that are included in the price of a gp3 volume
+(aws.amazon.com/ebs/pricing; checked 2026-11).
+"""
 
 
 _TRANSFER_PRICES: Final = (
@@ -45,12 +49,12 @@ _DEAREST_TRANSFER: Final = 0.15
 
 
 def transfer_price(region: str, home: str) -> float:
-    """Return the price of sending a GiB between two regions, in USD, in the dearer direction.
+    """Return the price of sending a GiB between two regions, in USD, in the more expensive direction.
 
     The sender's region decides the price; a NAT gateway's charge for each GiB is not counted. Source for 0.02
-    between us-east-1 and us-west-2, the same from EC2 and from S3: AWS re:Post, "Cost effective methods for
-    accessing S3 buckets cross-region" (read 2026-11). The others are from memory of
-    aws.amazon.com/ec2/pricing/on-demand, "Data Transfer", rounded up to the dearest of their group.
+    between us-east-1 and us-west-2, from EC2 as well as from S3: AWS re:Post, "Cost effective methods for
+    accessing S3 buckets cross-region" (read 2026-11). The other prices are from memory of
+    aws.amazon.com/ec2/pricing/on-demand, "Data Transfer", rounded up to the highest price of their group.
     """
     if region == home:
         return 0.0
@@ -61,7 +65,7 @@ def transfer_price(region: str, home: str) -> float:
 
 
 def endpoint_region(region: str) -> str:
-    """Return the region whose price list service to ask; each knows all prices."""
+    """Return the region whose price list service to ask; each one knows all prices."""
     return next((at for starts, at in _ENDPOINTS if region.startswith(starts)), _DEFAULT_ENDPOINT)
 
 
@@ -69,8 +73,8 @@ def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> flo
     """Return the on-demand price of a Linux machine of the type, in USD an hour.
 
     Raises:
-        SpecError: the price list has no such machine; the message names the option for a price.
-        AuthError: the right ``pricing:GetProducts`` is missing.
+        SpecError: the price list has no such machine; the message names the option that states a price.
+        AuthError: the permission ``pricing:GetProducts`` is missing.
     """
     wanted = {
         "instanceType": instance_type,
@@ -84,7 +88,7 @@ def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> flo
     try:
         prices = _ask(clients, region, instance_type, wanted, unit="Hrs")
     except AuthError as error:
-        raise AuthError(f"{error}; or give the price in providers.aws.on_demand_prices") from error
+        raise AuthError(f"{error}; alternatively, set the price in providers.aws.on_demand_prices") from error
     if not prices:
         raise field_error(
             "on_demand_prices",
@@ -94,12 +98,12 @@ def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> flo
 
 
 def disk_price(clients: AwsClients, region: str, disk_type: str) -> float | None:
-    """Return the price of a GiB of an EBS volume, in USD an hour, or None if the price list has none.
+    """Return the price of a GiB of an EBS volume, in USD an hour, or None if it is not listed.
 
     The names of the filters are from public code that uses them (checked 2026-11).
 
     Raises:
-        AuthError: the right ``pricing:GetProducts`` is missing.
+        AuthError: the permission ``pricing:GetProducts`` is missing.
     """
     wanted = {"productFamily": "Storage", "volumeApiName": disk_type, "regionCode": region}
     prices = _ask(clients, region, f"{disk_type} volumes", wanted, unit="GB-Mo")

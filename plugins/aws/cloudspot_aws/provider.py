@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
-    """Machines of EC2, on the spot market or on demand."""
+    """EC2's machines, on the spot market or on demand."""
 
     name: ClassVar[str] = "aws"
     options_type = AwsOptions
@@ -60,9 +60,10 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         return node_identity()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image starts the agent, with the job's region, where its bucket and logs are.
+        """Return how the image starts the agent, with the region of the job's bucket and logs.
 
-        The SDK cannot find that region by itself. No code on a machine needs the machine's own region.
+        The SDK on a machine cannot find that region by itself. No code on a machine needs the region in which
+        the machine itself is.
         """
         region = self.options.region or self.clients.region
         return BootProfile(
@@ -75,9 +76,9 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
             },
             shutdown_command="shutdown -h now",
             has_cloudspot=self.options.image_has_cloudspot,
-            # udev's names of disks of the model "Amazon EC2 NVMe Instance Storage".
+            # The names that udev gives to disks of the model "Amazon EC2 NVMe Instance Storage".
             own_disks=("/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*",),
-            own_directories=("/opt/dlami/nvme",),  # the Deep Learning AMI's
+            own_directories=("/opt/dlami/nvme",),  # the Deep Learning AMI's directory
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
         )
 
@@ -95,7 +96,7 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         )
 
     def pinned_options(self) -> Mapping[str, Any]:
-        """Return the region and the account, as the submitter's environment decides them."""
+        """Return the region and the account that the submitter's environment determines."""
         from cloudspot_aws.clients import caller
         from cloudspot_aws.lookups import check_region
 

@@ -1,4 +1,4 @@
-"""Translates EC2's refusals of a launch: no capacity, no quota, a missing right, or an impossible request."""
+"""Translates EC2's refusals of a launch: no capacity, no quota, no permission, or an impossible request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.request import Ec2Request
 
 LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
-    # No capacity now. The first comes with HTTP status 500, which botocore would try again by itself.
+    # No capacity now. The first code comes with HTTP status 500, which botocore would retry by itself.
     "InsufficientInstanceCapacity": CapacityError,
     "InsufficientCapacity": CapacityError,
     "InsufficientHostCapacity": CapacityError,
@@ -25,7 +25,7 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "InsufficientFreeAddressesInSubnet": CapacityError,
     "UnfulfillableCapacity": CapacityError,
     "SpotMaxPriceTooLow": CapacityError,
-    # The machines of this token are gone, and this launch gets no others.
+    # The machines of this token have ended, and this launch gets no others.
     "IdempotentInstanceTerminated": CapacityError,
     "InstanceLimitExceeded": QuotaError,
     "MaxSpotInstanceCountExceeded": QuotaError,
@@ -37,7 +37,7 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "Unsupported": ProvisionError,
     "UnsupportedOperation": ProvisionError,
 }
-"""The classes for RunInstances' errors (EC2 API reference, error codes; checked 2026-11)."""
+"""The error classes for RunInstances' errors (EC2 API reference, error codes; checked 2026-11)."""
 _FIELDS: Final = (
     ("InvalidAMIID", "image"),
     ("InvalidSubnet", "subnets"),
@@ -49,7 +49,7 @@ _FIELDS: Final = (
     ("InvalidBlockDeviceMapping", "disk"),
     ("InvalidIamInstanceProfile", "instance_profile"),
 )
-"""The option that is wrong, by the beginning of the code."""
+"""The option that is wrong, by the beginning of the error code."""
 _WORDS: Final = (("iaminstanceprofile", "instance_profile"), ("forinstancetype", "instance_types"))
 """The option that is wrong, by a part of an InvalidParameterValue's message, without spaces."""
 _ENCODED: Final = re.compile(r"Encoded authorization failure message: (\S+)")
@@ -59,7 +59,7 @@ _QUOTA_ADVICE: Final = "ask for more in Service Quotas, or use another type, mar
 
 
 def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> CloudspotError:
-    """Return the error for a refused RunInstances, with the option that is wrong if one is."""
+    """Return the error for a refused RunInstances, which names the option at fault, if any."""
     parameters = body.run_instances
     spot = "spot" if "InstanceMarketOptions" in parameters else "on-demand"
     what = (
@@ -87,9 +87,9 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
 
 
 def denied_action(clients: AwsClients, error: BaseException) -> str | None:
-    """Return the missing right that the refusal names, such as ``iam:PassRole``, or None if it names none.
+    """Return the missing permission that the refusal names, such as ``iam:PassRole``, or None.
 
-    EC2 names it in plain words, or encoded; decoding needs ``sts:DecodeAuthorizationMessage``.
+    EC2 names the permission in plain text or encoded; decoding needs ``sts:DecodeAuthorizationMessage``.
     """
     text = str(error)
     match = _NOT_AUTHORIZED.search(text)
@@ -103,4 +103,4 @@ def denied_action(clients: AwsClients, error: BaseException) -> str | None:
         decoded: Any = json.loads(answer["DecodedMessage"])
         return str(decoded["context"]["action"])
     except (*ERRORS.raised, KeyError, TypeError, ValueError):
-        return None  # the refusal itself is reported all the same
+        return None  # the refusal itself is reported anyway

@@ -1,4 +1,4 @@
-"""Renders the RunInstances request of a launch, without I/O: the offer holds everything that is looked up."""
+"""Renders the RunInstances request of a launch, without I/O: the offer holds all looked-up values."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from cloudspot_aws import tags
 from cloudspot_aws.options import AwsOptions
 
 MAX_USER_DATA_BYTES: Final = 16384
-"""Raw, before base64 (EC2 API reference, RunInstances, UserData; checked 2026-11)."""
+"""The limit before base64 (EC2 API reference, RunInstances, UserData; checked 2026-11)."""
 
 
 class Ec2Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a launch request."""
 
     region: str
-    """A token is valid in one region; the same request in another one would launch again."""
+    """A token is valid in one region; the same request in another region would launch again."""
     run_instances: dict[str, Any]
-    """The parameters of RunInstances as boto3 takes them, without ClientToken and a compressed UserData."""
+    """The parameters of RunInstances in boto3's form, without ClientToken and a compressed UserData."""
     user_data_gzip: str | None = None
     """The compressed boot script in base64, if the script itself is too long for EC2."""
     has_setup_image: bool = False
-    """Whether its image was made by ``cloudspot image bake``."""
+    """Whether the machines' image was made by ``cloudspot image bake``."""
     made_placement_group: str | None = None
-    """The group to make before the first machine, and to remove with the job."""
+    """The placement group to make before the first machine, and to remove with the job."""
 
 
 def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
@@ -37,7 +37,7 @@ def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
     details = group.offer.details
     made_group = None
     if options.placement_group == "auto" and group.job_nodes > 1:
-        # Another store may have a job of the same id.
+        # A job in another store may have the same id.
         made_group = f"cloudspot-{group.job_id}-{store_digest(group.store_url)}-{group.offer.zone}"
     named_group = None if options.placement_group == "auto" else options.placement_group
     packed = pack_script(group.user_data, most=MAX_USER_DATA_BYTES, service="EC2")
@@ -82,7 +82,7 @@ def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
 
 
 def user_data_of(request: Ec2Request) -> bytes:
-    """Return the machines' user data as EC2 will hand it to them."""
+    """Return the machines' user data, in the form in which EC2 hands it to them."""
     if request.user_data_gzip is not None:
         return base64.b64decode(request.user_data_gzip)
     return str(request.run_instances.get("UserData", "")).encode()
@@ -124,6 +124,6 @@ def _spot(options: AwsOptions) -> dict[str, Any]:
 def _tag_specifications(options: AwsOptions, group: InstanceGroup) -> list[dict[str, Any]]:
     kinds = ["instance", "volume"]
     if group.offer.market is Market.SPOT:
-        kinds.append("spot-instances-request")  # EC2 refuses this kind for other machines
+        kinds.append("spot-instances-request")  # EC2 allows this only for spot machines
     found = {**options.tags, "Name": f"{group.job_id}-{group.launch}", **tags_of(group)}
     return [{"ResourceType": kind, "Tags": tags.to_list(found)} for kind in kinds]

@@ -1,7 +1,7 @@
 """The object store in S3 that ``s3://bucket/prefix`` opens.
 
-Create-only puts are S3's conditional writes (``If-None-Match: *``), which hold on versioned buckets too. The
-probe at first use detects a server that ignores the condition.
+Create-only puts use S3's conditional writes (``If-None-Match: *``), which work on versioned buckets too. The
+probe at the first use detects a server that ignores the condition.
 
 Payloads are sent without a copy, unsigned over https (and within this machine), with one CRC-32 that S3
 verifies, so uploads run at about the speed of the socket.

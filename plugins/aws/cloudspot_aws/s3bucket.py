@@ -1,4 +1,4 @@
-"""A bucket of S3: where it is, the requests it takes, and what its errors mean."""
+"""A bucket of S3: where it is, the requests that it accepts, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.s3reads import S3Reads, verify
 
 FALLBACK_REGION = "us-east-1"
-"""The region that is asked for a bucket when none is configured; the answer names the right one."""
+"""The region to ask for a bucket when none is configured; the response names the right one."""
 WRITER = "cloudspot-writer"
-"""The metadata that names an object's writer."""
+"""The metadata key that names an object's writer."""
 
 _OTHERS_BUCKET = ", and the bucket policy's consent if another account owns it"
 _CONFIG: dict[str, Any] = {
-    # A profile may still ask for an older signature, which newer regions refuse.
+    # A profile may still ask for an older signature version, which newer regions refuse.
     "signature_version": "s3v4",
-    # cloudspot computes the checksums that it sends; botocore would add its own, and check all that is read.
+    # cloudspot computes the checksums that it sends; botocore would add its own, and verify all that is read.
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
 }
@@ -65,7 +65,7 @@ class S3Bucket(Bucket):
         "PreconditionFailed": ObjectExists,
         **dict.fromkeys(("NoSuchKey", "404"), ObjectMissing),
         **dict.fromkeys(("InvalidRange", "416"), RangeBeyondEnd),
-        # Another write of the key was under way; S3 did nothing and asks to try again. Source: S3 API
+        # Another write of the key was in progress; S3 wrote nothing and asks for a retry. Source: S3 API
         # reference, PutObject, If-None-Match (checked 2026-11).
         "ConditionalRequestConflict": Passing,
         "NoSuchBucket": StoreMissing,
@@ -87,18 +87,19 @@ class S3Bucket(Bucket):
         super().__init__(url, sleep)
         if self.name.endswith("--x-s3"):
             raise SpecError(
-                f"store {url}: a directory bucket lists in no order; use a general purpose bucket"
+                f"store {url}: a directory bucket does not list its objects in order; use a general purpose "
+                "bucket"
             )
         self._clients = clients or AwsClients()
         self._reads: S3Reads
         """Set by ``connect``."""
 
     def connect(self) -> Any:
-        """Return a client of the region where the bucket is, which S3 is asked for.
+        """Return a client of the bucket's region, after asking S3 for that region.
 
         Raises:
-            StoreMissing: there is no such bucket.
-            SpecError: the answer is a bare 404, or the configuration is wrong.
+            StoreMissing: the bucket does not exist.
+            SpecError: the response is a bare 404, or the configuration is wrong.
         """
         pace(HTTPConnection)
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)
@@ -106,7 +107,7 @@ class S3Bucket(Bucket):
             answer = client.head_bucket(Bucket=self.name)
         except ERRORS.raised as error:
             region = _bucket_region(getattr(error, "response", {}))
-            # A denied HEAD names the region as well; later requests show whether the rights suffice.
+            # A denied HEAD names the region as well; later requests show whether the permissions suffice.
             is_somewhere = region is not None or ERRORS.status_of(error) == HTTPStatus.FORBIDDEN
             if not is_somewhere or self.kind_of(error, "list") is SpecError:
                 raise self.translated(self._in_words(client, error), "list", "") from error
@@ -118,7 +119,7 @@ class S3Bucket(Bucket):
         return client
 
     def _in_words(self, client: Any, error: Exception) -> Exception:
-        """Return S3's own error for a HEAD's 404, which any server at a wrong endpoint may answer."""
+        """Return S3's own error for a 404 to a HEAD, which any server at a wrong endpoint may also return."""
         if self.kind_of(error, "list") is SpecError:
             try:
                 client.list_objects_v2(Bucket=self.name, MaxKeys=1)
@@ -128,7 +129,7 @@ class S3Bucket(Bucket):
 
     @property
     def has_checksums(self) -> bool:
-        """Return whether payloads carry a checksum; botocore's setting disables it for other servers."""
+        """Return whether payloads carry a checksum; botocore can be set not to, for other servers."""
         asked = self._clients.core.get_config_variable("request_checksum_calculation")
         return str(asked).lower() != "when_required"
 
@@ -143,7 +144,7 @@ class S3Bucket(Bucket):
         )
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
-        # The answer to a HEAD has no body, and so no other code.
+        # The response to a HEAD has no body, and so no code except the status.
         is_missing = ERRORS.code_of(error) == "404" and verb == "list"
         return SpecError if is_missing else super().kind_of(error, verb)
 
@@ -188,7 +189,8 @@ class S3Bucket(Bucket):
         answer = client.delete_objects(
             Bucket=self.name, Delete={"Objects": [{"Key": name} for name in names]}
         )
-        # S3 answers with 200, and a code for each object that is left; the first refusal stands for all.
+        # S3 responds with status 200 and an error for each object that it did not delete; the first error is
+        # raised.
         for refused in answer.get("Errors", ()):
             raise client.exceptions.ClientError({"Error": refused}, "DeleteObjects")
         deleted = {one["Key"] for one in answer.get("Deleted", ())}
@@ -201,7 +203,7 @@ class S3Bucket(Bucket):
         return self._reads.signed_url(name, seconds)
 
     def sign_link(self, client: Any, name: str, seconds: int, media_type: str) -> LinkResult:
-        """Return a URL that a browser shows; see Bucket.
+        """Return the URL of a page to open in a browser; see Bucket.
 
         Source: S3 user guide, "Sharing objects with presigned URLs": a URL that was made with temporary
         credentials expires with them (checked 2026-11).
@@ -260,13 +262,13 @@ class S3Bucket(Bucket):
         if self.has_checksums and _is_guarded(client.meta.endpoint_url):
             return client
         # A signed hash lets the server verify the payload. On an open network, anybody who changes a payload
-        # could replace its unsigned checksum too, if it has one at all.
+        # could also replace its unsigned checksum, if it has any.
         signs = {"payload_signing_enabled": True}
         return self._clients.client("s3", region=region, num_attempts=1, s3=signs, **_CONFIG)
 
 
 def _is_guarded(endpoint_url: str) -> bool:
-    """Return whether payloads are safe from changes: TLS protects them, or they stay in this machine."""
+    """Return whether payloads cannot be changed in transit, because of TLS or on the same machine."""
     parts = urlsplit(endpoint_url)
     if parts.scheme == "https" or parts.hostname == "localhost":
         return True

@@ -13,13 +13,17 @@ from cloudspot.interfaces import Data
 from cloudspot.plugin.bufferbody import LentBody
 
 SMALL_BYTES = 1 << 20
-"""Up to this size a copy is cheaper than the round trip of ``Expect: 100-continue``, with which botocore
-sends every file-like body. A larger body is then not sent at all if S3 refuses the headers."""
+"""Up to this size, a copy costs less than the round trip of ``Expect: 100-continue``, which botocore adds to
+every file-like body. With that header, a larger body is not sent at all if S3 refuses the request.
+"""
 
 
 @contextmanager
 def payload(data: Data, *, has_checksum: bool) -> Iterator[Mapping[str, Any]]:
-    """Yield the arguments that send ``data``: its body and its checksum, if any. No view of it is kept."""
+    """Yield the arguments that send ``data``: its body and, if it has one, its checksum.
+
+    No view of ``data`` is kept.
+    """
     with memoryview(data).cast("B") as view:
         checksum = {"ChecksumCRC32": crc32(view)} if has_checksum else {}
         if len(view) <= SMALL_BYTES:
@@ -33,7 +37,7 @@ def payload(data: Data, *, has_checksum: bool) -> Iterator[Mapping[str, Any]]:
 
 
 def crc32(view: memoryview) -> str:
-    """Return the CRC-32 in the form of S3's header.
+    """Return the CRC-32 in the form that S3's header needs.
 
     fastcrc is five times as fast as the standard library, which takes longer than sending the bytes.
     """

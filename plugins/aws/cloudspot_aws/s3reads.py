@@ -1,7 +1,7 @@
 """Reads a bucket's objects with botocore's signer, HTTP session and error parser, but not its client.
 
-For each read, the client spends half a millisecond of processor time on building the request and parsing the
-answer: as much as the rest of reading an object of 250 kB.
+For each read, the client would spend half a millisecond of processor time on building the request and parsing
+the response, which is as much as all other work for an object of 250 kB.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from botocore.response import StreamingBody
 from cloudspot.decoding import whole_number
 
 MAX_ERROR_BYTES = 1 << 20
-"""An error is a short document; reading stops here if a server or a proxy sends anything else."""
+"""An error is a short document; if a server or a proxy sends a longer body, reading stops here."""
 _SUMS: Mapping[str, Callable[[memoryview], bytes]] = {
     "crc32": lambda data: fastcrc.crc32.iso_hdlc(data).to_bytes(4, "big"),
     "crc32c": lambda data: fastcrc.crc32.iscsi(data).to_bytes(4, "big"),
     "sha1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
     "sha256": lambda data: hashlib.sha256(data).digest(),
 }
-"""S3's checksums of whole objects that can be computed here; S3 has others, such as CRC-64/NVME."""
+"""S3's whole-object checksums that can be computed here; S3 has others, such as CRC-64/NVME."""
 
 
 class Answer(NamedTuple):
-    """A successful answer, with a 2xx status."""
+    """A successful response, with a 2xx status."""
 
     status: int
     headers: Mapping[str, str]
     num_bytes: int | None
-    """None if the answer does not state it."""
+    """None if the response does not state it."""
     body: StreamingBody
 
 
@@ -63,7 +63,7 @@ class S3Reads:
         self._http = client._endpoint.http_session  # noqa: SLF001 - its connections, timeouts, proxies and CA
 
     def get(self, name: str, headers: Mapping[str, str]) -> Answer:
-        """Begin to read an object.
+        """Send the request for an object; the body is read later.
 
         Raises:
             botocore.exceptions.ClientError: in the same cases as the client's ``get_object``, and for a
@@ -89,19 +89,19 @@ class S3Reads:
 
     @property
     def are_temporary(self) -> bool:
-        """Whether the credentials that sign now are temporary: only these have a token."""
+        """Whether the current credentials are temporary: only these have a token."""
         return bool(self._credentials.get_frozen_credentials().token)
 
     @property
     def credentials_end(self) -> datetime | None:
-        """When the credentials that sign now expire; None if they never do or botocore does not know."""
-        found = getattr(self._credentials, "_expiry_time", None)  # it has no public name
+        """When the current credentials expire; None if they never do or botocore does not know."""
+        found = getattr(self._credentials, "_expiry_time", None)  # botocore has no public name for it
         return found if isinstance(found, datetime) else None
 
     def signed_url(self, name: str, seconds: int, *, media_type: str | None = None) -> str:
         """Return a URL that reads the object for ``seconds``, at the endpoint of the bucket's region.
 
-        Its answer has the content type ``media_type``, if that is given.
+        The response has the content type ``media_type``, if it is given.
 
         The client's ``generate_presigned_url`` names the global endpoint, which answers 400 for buckets in
         regions launched since March 2019. Sources: S3 user guide, "Virtual hosting of general purpose
@@ -122,7 +122,7 @@ class S3Reads:
 
 
 def _unsent(client: Any, bucket: str) -> tuple[str, Mapping[str, str]]:
-    """Return the URL, up to the key, and the headers with which the client would read objects."""
+    """Return the URL, without the key, and the headers that the client would use to read objects."""
     requests: list[AWSPreparedRequest] = []
     key = secrets.token_hex(16)  # distinguishes this request from others of the shared client
 
@@ -149,10 +149,10 @@ def verify(headers: Mapping[str, str], data: memoryview) -> None:
     """Compare a whole object with the checksum that came with it, if S3 sent one of the whole object.
 
     Raises:
-        botocore.exceptions.FlexibleChecksumError: they differ.
+        botocore.exceptions.FlexibleChecksumError: the checksums differ.
     """
     for name, compute in _SUMS.items():
         told = headers.get(f"x-amz-checksum-{name}")
-        # A checksum that ends in a number of parts is one of the parts' checksums.
+        # A checksum that ends in a number of parts covers the parts' checksums, not the object.
         if told and "-" not in told and base64.b64encode(compute(data)).decode("ascii") != told:
             raise botocore.exceptions.FlexibleChecksumError(error_msg=f"the {name} is not {told}")

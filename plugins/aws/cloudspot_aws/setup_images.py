@@ -39,7 +39,7 @@ class AwsImageHost(setupimages.TaggedImageHost):
                 InstanceId=instance.id,
                 Name=name,
                 Description=description,
-                NoReboot=True,  # the disk has been synced, and the agent must keep running
+                NoReboot=True,  # the disk is synced, and the agent must keep running
                 TagSpecifications=specifications,
             )
 
@@ -53,7 +53,7 @@ class AwsImageHost(setupimages.TaggedImageHost):
                 described = client.describe_images(ImageIds=[image_id])["Images"]
             for one in described:
                 if setupimages.SETUP not in tags.from_list(one.get("Tags")):
-                    raise CloudspotError(f"cloudspot has not made image {image_id}")
+                    raise CloudspotError(f"image {image_id} was not made by cloudspot")
                 with ignored("InvalidAMIID.NotFound"):
                     answer = client.deregister_image(ImageId=image_id, DeleteAssociatedSnapshots=True)
                     _check_snapshots(image_id, answer.get("DeleteSnapshotResults", ()))
@@ -88,12 +88,12 @@ class AwsImageHost(setupimages.TaggedImageHost):
 
 
 def _check_snapshots(image_id: str, results: Sequence[Mapping[str, Any]]) -> None:
-    """Raise CloudspotError if a removed image's snapshot is left, because nothing refers to it any more."""
+    """Raise CloudspotError if a removed image's snapshot is left: it could not be found again later."""
     left = [one for one in results if one.get("ReturnCode") not in {"success", "skipped"}]
     if left:
         names = ", ".join(str(one.get("SnapshotId")) for one in left)
         why = str(left[0].get("ReturnCode"))
         raise CloudspotError(
-            f"image {image_id} is removed, but not its snapshot {names}, which is billed: {why}; "
-            "grant ec2:DeleteSnapshot, and delete it"
+            f"image {image_id} is removed, but its snapshot {names} is not, and is billed: {why}; grant "
+            "ec2:DeleteSnapshot, and delete the snapshot"
         )

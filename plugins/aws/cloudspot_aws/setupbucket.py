@@ -20,12 +20,12 @@ from cloudspot_aws.setupcalls import AwsCall
 from cloudspot_aws.setuppart import TAGS, AwsPart, unless
 
 ABORT_DAYS: Final = 3
-"""The days after which the parts of an unfinished upload are deleted."""
+"""The age, in days, at which the parts of an unfinished upload are deleted."""
 _BLOCKS: Final = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 
 
 class Bucket(AwsPart):
-    """A bucket that is private, encrypted, and drops unfinished uploads."""
+    """A private, encrypted bucket that deletes unfinished uploads."""
 
     is_store = True
 
@@ -65,7 +65,7 @@ class Bucket(AwsPart):
         self._owner = owner
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the bucket exists, is the account's, and is closed to others."""
+        """Return whether the bucket exists, belongs to the account, and is closed to others."""
         s3 = self.clients.client("s3")
         try:
             head = s3.head_bucket(**self._owner)
@@ -107,7 +107,7 @@ class Bucket(AwsPart):
         return PartState(exists=True, excess=(*state.excess, *others), lacks=state.lacks)
 
     def _others(self) -> list[str]:
-        """Return a line for each access that its policy or its access list gives to others."""
+        """Return a line for each access that the bucket's policy or its access list grants to others."""
         s3 = self.clients.client("s3")
         lines = []
         answer = unless("NoSuchBucketPolicy", lambda: s3.get_bucket_policy(**self._owner))

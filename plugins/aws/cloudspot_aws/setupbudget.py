@@ -1,4 +1,4 @@
-"""The budget of an AWS account's setup, which warns of a month's bill.
+"""The budget of an AWS account's setup, which warns about the month's bill.
 
 Source: AWS Budgets API reference, the operations' pages (checked 2026-11).
 """
@@ -12,10 +12,10 @@ from cloudspot_aws.setuppart import AwsPart, unless
 
 
 class Budget(AwsPart):
-    """A budget of the account that sends a mail; it ends nothing."""
+    """A budget of the account that sends a warning by mail; it ends no machine."""
 
     def __init__(self, clients: AwsClients, name: str, *, account: str, limit: float, warn: str) -> None:
-        """Warn at the ``limit``, in USD a month."""
+        """Warn at ``limit``, in USD a month."""
         budget = {
             "BudgetName": name,
             "BudgetLimit": {"Amount": f"{limit:g}", "Unit": "USD"},
@@ -35,8 +35,8 @@ class Budget(AwsPart):
             clients,
             "budget",
             name,
-            f"sends a mail to {warn} once a month's bill of the account is over {limit:g} USD; it "
-            "ends nothing",
+            f"sends an email to {warn} when the account's bill for a month exceeds {limit:g} USD; it ends "
+            "nothing",
             making=[
                 AwsCall(
                     "budgets",
@@ -72,7 +72,7 @@ class Budget(AwsPart):
         return PartState(exists=True, lacks=() if is_same else (f"it warns at {found.get('Amount')} USD",))
 
     def create(self) -> None:
-        """Make the budget; replace one that has another limit."""
+        """Make the budget, or replace one that has another limit."""
         if self.state(is_own=True).lacks:
             self.delete()
         super().create()

@@ -14,29 +14,29 @@ from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ignored
 
 _COMMANDS = {"s3": "s3api"}
-"""The AWS CLI's name of a service, where it differs from boto3's."""
+"""The AWS CLI's names of services, where they differ from boto3's."""
 
 
 @dataclass(frozen=True)
 class AwsCall:
-    """One call; it is safe to repeat."""
+    """A call that is safe to repeat."""
 
     service: str
     operation: str
-    """Its name in the API, such as ``CreateRole``."""
+    """The call's name in the API, such as ``CreateRole``."""
     parameters: Mapping[str, Any]
     done: tuple[str, ...] = ()
-    """The error codes that mean that it was done before."""
+    """The error codes that mean that the call was made before."""
 
     def run(self, clients: AwsClients) -> Any:
-        """Make the call; return the answer, or None if it was done before."""
+        """Make the call; return the response, or None if the call was made before."""
         call = getattr(clients.client(self.service), xform_name(self.operation))
         with ignored(*self.done):
             return call(**self.parameters)
         return None
 
     def command(self) -> str:
-        """Return the same call as a shell command."""
+        """Return the call as a shell command."""
         words = ["aws", _COMMANDS.get(self.service, self.service), xform_name(self.operation, "-")]
         for name, value in self.parameters.items():
             option = f"--{xform_name(name, '-')}"

@@ -68,7 +68,7 @@ class Role(AwsPart):
         self._trust, self._policy = trust, policy
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the role's trust and policies give more, or less, than this part."""
+        """Return whether the role's trust and policies grant more, or less, than this part."""
         iam = self.clients.client("iam")
         answer = unless("NoSuchEntity", lambda: iam.get_role(RoleName=self.name))
         if answer is None:
@@ -98,7 +98,7 @@ class Role(AwsPart):
 
 
 class Profile(AwsPart):
-    """The instance profile that gives machines a role of the same name."""
+    """The instance profile that gives machines the role of the same name."""
 
     def __init__(self, clients: AwsClients, name: str) -> None:
         """Do no I/O."""
@@ -115,7 +115,7 @@ class Profile(AwsPart):
                     {"InstanceProfileName": name, "Tags": list(TAGS)},
                     ("EntityAlreadyExists",),
                 ),
-                # A profile holds one role, so the limit means that it has one already.
+                # A profile holds one role, so this error means that it already has one.
                 AwsCall("iam", "AddRoleToInstanceProfile", both, ("LimitExceeded", "EntityAlreadyExists")),
             ],
             removing=[
@@ -125,7 +125,7 @@ class Profile(AwsPart):
         )
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the profile exists and gives the right role."""
+        """Return whether the profile exists and contains the right role."""
         iam = self.clients.client("iam")
         answer = unless("NoSuchEntity", lambda: iam.get_instance_profile(InstanceProfileName=self.name))
         if answer is None:
@@ -159,7 +159,7 @@ class Policy(AwsPart):
         self._arn, self._document = arn, document
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the policy exists, and how its version in force differs."""
+        """Return whether the policy exists, and how its default version differs."""
         iam = self.clients.client("iam")
         found = unless("NoSuchEntity", lambda: managed_document(iam, self._arn))
         if found is None:
@@ -172,7 +172,7 @@ class Policy(AwsPart):
         )
 
     def create(self) -> None:
-        """Make the policy, or a new version of a policy that differs."""
+        """Make the policy, or a new version of it if the existing one differs."""
         super().create()
         iam = self.clients.client("iam")
         if managed_document(iam, self._arn) == self._document:
@@ -193,7 +193,7 @@ class Policy(AwsPart):
         super().delete()
 
     def _versions(self) -> list[str]:
-        """Return the versions that are not in force, the newest first."""
+        """Return the versions other than the default one, the newest first."""
         found = self.clients.client("iam").list_policy_versions(PolicyArn=self._arn)["Versions"]
         return [one["VersionId"] for one in found if not one["IsDefaultVersion"]]
 
@@ -227,12 +227,12 @@ class Grant(AwsPart):
 
 
 def managed_document(iam: Any, arn: str) -> Document:
-    """Return the version of a managed policy that is in force."""
+    """Return the default version of a managed policy."""
     version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
     found: Document = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
     return found
 
 
 def _in_partition(documents: Sequence[Document], partition: str) -> list[Document]:
-    """Return the policies with ``partition`` in place of a wildcard, because an account is in one only."""
+    """Return the policies with ``partition`` in place of a wildcard: an account is in only one partition."""
     return [json.loads(json.dumps(one).replace('"arn:*:', f'"arn:{partition}:')) for one in documents]

@@ -1,4 +1,4 @@
-"""The network of an AWS account's setup: the default VPC, and the group whose members reach one another.
+"""The network of an AWS account's setup: the default VPC, and a group whose members can reach one another.
 
 Source: EC2 API reference, the operations' pages, and VPC user guide, "Default VPCs" (checked 2026-11).
 """
@@ -16,7 +16,7 @@ from cloudspot_aws.setuppart import TAGS, AwsPart
 
 
 class DefaultNetwork(AwsPart):
-    """The region's default VPC, which new accounts have and locked-down ones may lack."""
+    """The region's default VPC, which new accounts have and locked-down accounts may lack."""
 
     def __init__(self, clients: AwsClients) -> None:
         """Do no I/O."""
@@ -56,7 +56,7 @@ class DefaultNetwork(AwsPart):
 
 
 class NodeGroup(AwsPart):
-    """A security group of the default VPC that lets in its members and nobody else."""
+    """A security group of the default VPC that admits traffic from its members only."""
 
     def __init__(self, clients: AwsClients, name: str) -> None:
         """Do no I/O."""
@@ -94,13 +94,13 @@ class NodeGroup(AwsPart):
         )
 
     def id(self) -> str | None:
-        """Return the group's id, or None if it does not exist."""
+        """Return the group's id, or None if the group does not exist."""
         with ERRORS.translated(f"looking at {self.kind} {self.name}"):
             found = self._describe()
         return None if found is None else str(found["GroupId"])
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the group exists and lets in its members and nobody else."""
+        """Return whether the group exists and admits traffic from its members only."""
         group = self._describe()
         if group is None:
             return PartState(exists=False)

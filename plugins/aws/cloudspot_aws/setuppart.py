@@ -13,7 +13,7 @@ from cloudspot_aws.setupcalls import AwsCall
 Answer = TypeVar("Answer")
 
 TAG: Final = "cloudspot-setup"
-"""The tag on each part that can have tags, for people and for bills."""
+"""The tag on each part that can have tags, for the account's users and its bills."""
 TAGS: Final = ({"Key": TAG, "Value": "cloudspot"},)
 
 
@@ -48,13 +48,13 @@ class AwsPart(CloudPart):
             call.run(self.clients)
 
     def delete(self) -> None:
-        """Make the calls that remove it; see CloudPart."""
+        """Make the calls that remove the part; see CloudPart."""
         for call in self.removing:
             call.run(self.clients)
 
 
 def unless(code: str, ask: Callable[[], Answer]) -> Answer | None:
-    """Return the answer, or None if the service refuses with ``code``, which means that there is none."""
+    """Return the response, or None if the service refuses with ``code`` because the part does not exist."""
     with ignored(code):
         return ask()
     return None

@@ -1,4 +1,4 @@
-"""Converts tags for EC2's requests and from its answers; :mod:`cloudspot.plugin.machinetags` names them."""
+"""Converts tags, named by :mod:`cloudspot.plugin.machinetags`, to and from the form of EC2's API."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 NODE: Final = "cloudspot-node"
-"""The node's rank in its launch, from 0, set by ``announce``; until then the launch index has the same
-value."""
+"""The node's rank in its launch, from 0, set by ``announce``; until then the launch index serves as the rank.
+"""
 MAX_VALUE: Final = 256
-"""The most characters of a tag's value."""
+"""The maximum length of a tag's value, in characters."""
 
 
 def to_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
@@ -18,5 +18,5 @@ def to_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def from_list(tags: Iterable[Mapping[str, Any]] | None) -> dict[str, str]:
-    """Return the tags of an EC2 answer by name."""
+    """Return the tags of an EC2 response, by name."""
     return {str(tag["Key"]): str(tag["Value"]) for tag in tags or ()}

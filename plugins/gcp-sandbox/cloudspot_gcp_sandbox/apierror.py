@@ -26,11 +26,11 @@ _STATUS_NAMES: Mapping[int, str] = MappingProxyType(
 
 
 class ApiError(Exception):
-    """The refusal of a request, which a fake raises.
+    """The refusal of a request, raised by a fake.
 
-    ``reason`` goes to ``error.errors[0].reason``, such as ``notFound``, ``conditionNotMet`` or
-    ``quotaExceeded``; ``status_name`` goes to ``error.status``, by default the name for the HTTP status;
-    ``details`` goes to ``error.details``.
+    ``reason`` becomes ``error.errors[0].reason``, such as ``notFound``, ``conditionNotMet`` or
+    ``quotaExceeded``; ``status_name`` becomes ``error.status``, by default the name of the HTTP status;
+    ``details`` becomes ``error.details``.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ApiError(Exception):
         self.headers = headers
 
     def value(self) -> dict[str, Any]:
-        """Return the answer's JSON value."""
+        """Return the response's JSON value."""
         error: dict[str, Any] = {
             "code": self.status,
             "message": self.message,
@@ -66,7 +66,7 @@ class ApiError(Exception):
         return {"error": error}
 
     def body(self) -> bytes:
-        """Return the answer's body."""
+        """Return the response's body."""
         return json.dumps(self.value()).encode()
 
 

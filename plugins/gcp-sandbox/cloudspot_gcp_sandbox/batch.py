@@ -1,6 +1,6 @@
 """Batches of requests to Compute Engine, as gcloud sends them.
 
-Each part of a ``multipart/mixed`` body is a request (``application/http``), and each part of the answer
+Each part of a ``multipart/mixed`` body is a request (``application/http``), and each part of the response
 answers one of them. Source: "Batching requests" of Google's API clients (from memory).
 """
 
@@ -24,14 +24,14 @@ _PASSED_ON: Final = ("HTTP_AUTHORIZATION", "HTTP_USER_AGENT", "HTTP_HOST")
 
 
 def answer_batch(request: Request, reply: Callable[[Request], Reply]) -> Reply:
-    """Return the answers to all requests of the batch, each made by ``reply``.
+    """Return the responses to all requests of the batch, each made by ``reply``.
 
     Raises:
         ApiError: 400, the request is not a batch.
     """
     kind = request.header("content-type") or ""
     if re.match("multipart/mixed;", kind) is None:
-        raise _malformed("no multipart/mixed body")
+        raise _malformed("the body is not multipart/mixed")
     head = f"Content-Type: {kind}\r\n\r\n".encode("latin-1")
     parser = email.parser.BytesParser(policy=email.policy.HTTP)
     parts = list(parser.parsebytes(head + request.read()).iter_parts())
@@ -41,7 +41,7 @@ def answer_batch(request: Request, reply: Callable[[Request], Reply]) -> Reply:
     answers = []
     for part in parts:
         if part.get_content_type() != "application/http":
-            raise _malformed("a part is no application/http")
+            raise _malformed("a part is not application/http")
         answer = reply(_request_of(part.get_content(), request.environ))
         name = str(part.get("content-id", "")).strip("<>")
         lines = [

@@ -1,9 +1,9 @@
 """The emulated Compute Engine's catalogue: regions, zones, machine types, accelerators and images.
 
-It is a part of the real one. The sizes, disks and markets of machines with accelerators, and the limits of
-attached accelerators, are from Compute Engine documentation, "GPU machine types" and "Accelerator-optimized
-machine family" (as of 2026-04-14; checked 2026-11); the rest, above all the zones, is from memory of "Machine
-families", "Regions and zones" and "GPU regions and zones".
+The catalogue is a selection from the real one. The sizes, disks and markets of machines with accelerators,
+and the limits of attached accelerators, are from Compute Engine documentation, "GPU machine types" and
+"Accelerator-optimized machine family" (as of 2026-04-14; checked 2026-11); the rest, above all the zones, is
+from memory of "Machine families", "Regions and zones" and "GPU regions and zones".
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ ZONES: Final[Mapping[str, str]] = {
     "asia-east1": "abc",
 }
 AI_ZONES: Final = ("us-central1-ai1a",)
-"""Zones apart from their regions' other zones, which a bulk insert never uses ("AI zones"; the discovery
-document's LocationPolicy.locations; checked 2026-11)."""
+"""Zones that are separate from their regions' other zones, and which a bulk insert never uses ("AI zones";
+the discovery document's LocationPolicy.locations; checked 2026-11).
+"""
 IMAGE_PROJECT: Final = "deeplearning-platform-release"
 FAMILY: Final = DEFAULT_IMAGE.rpartition("/")[2]
 _DISKS: Final[Mapping[str, str]] = {
@@ -41,7 +42,7 @@ _DISKS: Final[Mapping[str, str]] = {
 }
 """The disks from which the machines of a series can boot; by default, any Persistent Disk."""
 COMPACT_FAMILIES: Final = frozenset({"a2", "a3", "a4", "a4x", "c2", "g2", "g4", "n2", "c4"})
-"""The families here that a compact placement policy accepts."""
+"""The emulated families that a compact placement policy accepts."""
 _MARKETS: Final[Mapping[str, str]] = {
     "a3-highgpu-1g": "SPOT FLEX_START",
     "a3-highgpu-2g": "SPOT FLEX_START",
@@ -50,7 +51,7 @@ _MARKETS: Final[Mapping[str, str]] = {
     "a4-highgpu-8g": "SPOT FLEX_START",
     "a4x-highgpu-4g": "",
 }
-"""The provisioning models of machines without a reservation; by default, all."""
+"""The provisioning models of machines without a reservation; by default, all models."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,12 @@ class Image:
     size_gib: int
     architecture: str = "X86_64"
     is_bare: bool = False
-    """Whether it has python3 and curl, but neither PyTorch nor cloudspot."""
+    """Whether the image has python3 and curl, but neither PyTorch nor cloudspot."""
     status: str = "READY"
     disk: str | None = None
-    """The copy of a machine's disk that it contains; see ``MachineHost.save_disk``."""
+    """The copy of a machine's disk that the image contains; see ``MachineHost.save_disk``."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that the API shows in addition to those of all images, or in their place."""
+    """Fields that the API shows in addition to, or instead of, the fields of all images."""
 
     @property
     def path(self) -> str:
@@ -110,7 +111,7 @@ class MachineType:
 
     @property
     def disks(self) -> frozenset[str]:
-        """Return the kinds of disk that it can boot from."""
+        """Return the kinds of disk from which the type can boot."""
         series = self.name.rpartition("-")[0]
         return frozenset(
             _DISKS.get(series, _DISKS.get(self.family, "pd-standard pd-balanced pd-ssd")).split()
@@ -118,7 +119,7 @@ class MachineType:
 
     @property
     def provisioning_models(self) -> frozenset[str]:
-        """Return its provisioning models without a reservation."""
+        """Return the type's provisioning models without a reservation."""
         return frozenset(_MARKETS.get(self.name, "STANDARD SPOT FLEX_START").split())
 
 
@@ -127,7 +128,7 @@ def _sizes(family: str, kind: str, gib_a_cpu: float, sizes: Sequence[int]) -> li
 
 
 def _with(accelerator: str, *lines: str, architecture: str = "X86_64") -> list[MachineType]:
-    """Return the types of the lines, each with a name, vCPUs, GB of memory and the number of accelerators."""
+    """Return machine types, one for each line: a name, vCPUs, GB of memory, and a number of accelerators."""
     rows = [line.split() for line in lines]
     return [
         MachineType(name, int(cpus), int(gib) * 1024, accelerator, int(num), architecture=architecture)
@@ -152,7 +153,7 @@ MACHINE_TYPES: Final[Mapping[str, MachineType]] = {
         *_with("nvidia-l4", "g2-standard-4 4 16 1", "g2-standard-8 8 32 1", "g2-standard-12 12 48 1"),
         *_with("nvidia-l4", "g2-standard-16 16 64 1", "g2-standard-24 24 96 2", "g2-standard-32 32 128 1"),
         *_with("nvidia-l4", "g2-standard-48 48 192 4", "g2-standard-96 96 384 8"),
-        # It is not documented how the API shows a part of a GPU; here it is the worst case, a whole one.
+        # How the API shows a part of a GPU is not documented; here the worst case is assumed, a whole GPU.
         *_with("nvidia-rtx-pro-6000", "g4-standard-6 6 22 1", "g4-standard-24 24 90 1"),
         *_with("nvidia-rtx-pro-6000", "g4-standard-48 48 180 1", "g4-standard-96 96 360 2"),
         *_with("nvidia-rtx-pro-6000", "g4-standard-192 192 720 4", "g4-standard-384 384 1440 8"),
@@ -182,16 +183,16 @@ _PLACES: Final[Mapping[str, frozenset[str]]] = {
 
 @dataclass(frozen=True)
 class Attachable:
-    """An accelerator for machines of the family n1."""
+    """An accelerator that can be attached to machines of the family n1."""
 
     zones: frozenset[str]
     limits: Mapping[int, tuple[int, int]]
-    """The most vCPUs and GB of memory of a machine, by the number of accelerators attached."""
+    """The maximum vCPUs and GB of memory of a machine, by the number of accelerators attached."""
     smaller: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
-    """Other limits in some zones."""
+    """The different limits that apply in some zones."""
 
     def limit(self, count: int, zone: str) -> tuple[int, int]:
-        """Return the most vCPUs and GB of memory of a machine with ``count`` of them in the zone."""
+        """Return the maximum vCPUs and GB of memory of a machine with ``count`` accelerators in the zone."""
         return self.smaller.get(zone, self.limits).get(count, self.limits[count])
 
 
@@ -243,7 +244,7 @@ def number_of(text: str) -> str:
 
 @cache
 def zone_value(zone: str, project: str) -> Mapping[str, Any]:
-    """Return a zone as the API shows it."""
+    """Return a zone in the form in which the API shows it."""
     path = f"projects/{project}/zones/{zone}"
     return {
         "kind": "compute#zone",
@@ -258,7 +259,7 @@ def zone_value(zone: str, project: str) -> Mapping[str, Any]:
 
 
 def region_value(region: str, project: str, quotas: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return a region as the API shows it."""
+    """Return a region in the form in which the API shows it."""
     return {
         "kind": "compute#region",
         "id": number_of(region),
@@ -329,7 +330,7 @@ def accelerator_types_in(zone: str, project: str) -> list[Mapping[str, Any]]:
 
 
 def image_value(image: Image) -> dict[str, Any]:
-    """Return an image as the API shows it."""
+    """Return an image in the form in which the API shows it."""
     return {
         "kind": "compute#image",
         "id": number_of(image.name),

@@ -1,4 +1,4 @@
-"""The whole emulated Google Cloud, as ``cloudspot sandbox gcp`` and tests of whole jobs start it."""
+"""The whole emulated Google Cloud, which ``cloudspot sandbox gcp`` and the tests of whole jobs start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BUCKET: Final = "cloudspot-sandbox"
 SUBMITTER: Final = f"submitter@{PROJECT}.iam.gserviceaccount.com"
 NODE: Final = f"{DEFAULT_SERVICE_ACCOUNT}@{PROJECT}.iam.gserviceaccount.com"
 PROGRAMS: Final = {"/opt/conda/bin/python": sys.executable}
-"""The programs below /opt in Google's Deep Learning VMs (from memory)."""
+"""The programs in /opt of Google's Deep Learning VMs (from memory)."""
 _PATHS: Final = {
     "cloudbilling": "/",
     "cloudfunctions": "/",
@@ -49,7 +49,7 @@ _PATHS: Final = {
     "serviceusage": "/",
     "storage": "/storage/v1/",
 }
-"""The path of each service's API; gcloud expects it in its variables."""
+"""The path of each service's API, which gcloud expects in its variables."""
 _FETCH: Final = """\
 exec curl -sf -H "Metadata-Flavor: Google" "$METADATA_URL/computeMetadata/v1/instance/attributes/{}"
 """
@@ -58,7 +58,7 @@ exec curl -sf -H "Metadata-Flavor: Google" "$METADATA_URL/computeMetadata/v1/ins
 class EmulatedGcp(EmulatedAccount):
     """One project with a bucket, the submitter's key, the nodes' account, and every service that a job uses.
 
-    All are served at one address.
+    All services have one address.
     """
 
     name: ClassVar[str] = "gcp"
@@ -67,7 +67,7 @@ class EmulatedGcp(EmulatedAccount):
     scheduler: StrictScheduler
     services: ServiceUsage
     storage: StrictStorage
-    # Compute Engine's notice for a machine that did not ask for a longer one.
+    # Compute Engine's notice for a machine that did not ask for a longer notice.
     notice_seconds: ClassVar[float] = SHUTDOWN_SECONDS
     shutdown_seconds: ClassVar[float] = SHUTDOWN_SECONDS
     foreign_variables: ClassVar[tuple[str, ...]] = (
@@ -97,7 +97,7 @@ class EmulatedGcp(EmulatedAccount):
         "metadata": "169.254.169.254",
         "metadata.google.internal": "169.254.169.254",
     }
-    # The same as the guest agent's script runner, at each boot and each shutdown.
+    # The same steps as those of the guest agent's script runner, at each boot and each shutdown.
     fetch_user_data: ClassVar[str] = _FETCH.format("startup-script")
     fetch_shutdown_script: ClassVar[str] = _FETCH.format("shutdown-script")
 
@@ -111,7 +111,7 @@ class EmulatedGcp(EmulatedAccount):
         self._gcloud = Path()
 
     def follow(self, plan: SpotPlan) -> None:
-        """Follow the plan, without prices: Google's change at most once a day; see EmulatedCloud."""
+        """Follow a plan without prices: Google's change at most once a day; see EmulatedCloud."""
         if any(one.price is not None for one in plan.spells):
             raise SpecError("price: Google's spot prices do not change within a day")
         super().follow(plan)
@@ -167,7 +167,7 @@ class EmulatedGcp(EmulatedAccount):
         return msgspec.structs.replace(machine, metadata=facts, programs=PROGRAMS)
 
     def environment(self) -> Mapping[str, str]:
-        """Return the variables that lead to the project, as its submitter; see EmulatedCloud."""
+        """Return the variables with which the project's submitter reaches it; see EmulatedCloud."""
         return {
             **self.machine_environment(),
             "GOOGLE_APPLICATION_CREDENTIALS": str(self._key_file),
@@ -184,7 +184,7 @@ class EmulatedGcp(EmulatedAccount):
         }
 
     def machine_environment(self) -> Mapping[str, str]:
-        """Return the endpoints, which every image holds; see EmulatedCloud."""
+        """Return the endpoints' variables, which every image contains; see EmulatedCloud."""
         return _endpoints(self.url)
 
     def _function_environment(self) -> Mapping[str, str]:
@@ -200,7 +200,7 @@ class EmulatedGcp(EmulatedAccount):
         self.functions.close()
 
     def tick(self) -> None:
-        """Carry out schedules, and publish preemptions to functions; see EmulatedAccount."""
+        """Carry out the schedules, and publish preemptions to functions; see EmulatedAccount."""
         self.scheduler.run_due()
         for resource, region in self._compute.preempted():
             if resource not in self._preempted:
@@ -208,7 +208,7 @@ class EmulatedGcp(EmulatedAccount):
                 self.functions.tell(resource, "compute.instances.preempted", region)
 
     def _make_bucket(self, token: str) -> None:
-        """Make the bucket through the API, as a user would; those calls do not count as a job's."""
+        """Make the bucket through the API, as a user would; these calls do not count as a job's."""
         body = {"name": BUCKET, "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}}}
         request = urllib.request.Request(  # noqa: S310 # our own server
             f"{self.url}/storage/v1/b?project={PROJECT}",

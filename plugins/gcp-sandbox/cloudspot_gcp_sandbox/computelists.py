@@ -23,7 +23,7 @@ Handler = Callable[[Mapping[str, str], Mapping[str, Any], Mapping[str, Any], str
 
 SERIAL_BYTES = 1 << 20
 """How much of a serial port's output is kept (Compute Engine API reference, instances.getSerialPortOutput,
-checked 2026-11). It is from memory that only a running machine has any."""
+checked 2026-11). From memory: only a running machine has any output."""
 
 
 class Lists:
@@ -180,7 +180,7 @@ class Lists:
             raise ApiError(404, "notFound", f"The resource '{where}' was not found")
         if machine.state is not InstanceState.RUNNING:
             raise ApiError(400, "resourceNotReady", f"The resource '{where}' is not ready")
-        # The other ports are for debuggers; images write to the first.
+        # The other ports are for debuggers; images write to the first one.
         data = self._machines.console(machine).encode() if int(query.get("port", 1)) == 1 else b""
         oldest, start = max(0, len(data) - SERIAL_BYTES), int(query.get("start", 0))
         start = min(max(oldest, len(data) + start if start < 0 else start), len(data))
@@ -295,5 +295,5 @@ def _singular(name: str) -> str:
 
 
 def _parameter(name: str) -> str:
-    """Return the path's parameter for a resource of a collection."""
+    """Return the name of the path parameter for one resource of a collection."""
     return "resourcePolicy" if name == "resourcePolicies" else _singular(name)

@@ -39,10 +39,11 @@ from cloudspot_gcp_sandbox.saved_images import SavedImages
 
 FORGOTTEN_AFTER_SECONDS: Final = 10.0
 ACCOUNT_UNKNOWN_SECONDS: Final = 60.0
-"""Of a contrary project."""
+"""The durations of two of the faults in ``faults.contrary``."""
 REQUEST_ID_SECONDS: Final = 3600.0
-"""How long a request id is remembered. Google states no time for Compute Engine; its newer APIs state "at
-least 60 minutes"."""
+"""How long a request id is remembered, in seconds. Google states no time for Compute Engine; its newer APIs
+state "at least 60 minutes".
+"""
 _INSERT: Final = "insert"
 _OWN_FIELDS: Final = frozenset({"kind", "name", "zone", "description", "params"})
 """The fields of an inserted instance that are not among its properties."""
@@ -50,7 +51,7 @@ _OWN_FIELDS: Final = frozenset({"kind", "name", "zone", "description", "params"}
 
 @dataclass(frozen=True)
 class _Seen:
-    """The operation that a request id stands for."""
+    """The operation that belongs to a request id."""
 
     request: str
     operation: Operation
@@ -71,7 +72,7 @@ class Writes:
         clock: Callable[[], float],
     ) -> None:
         self.operation_seconds = 0.0
-        """How long an operation that makes or removes something takes."""
+        """How long an operation that makes or removes something takes, in seconds."""
         self.networks = Networks(site, operations, clock)
         self._site = site
         self._machines = machines
@@ -107,7 +108,7 @@ class Writes:
         return {name: self._once(name, write) for name, write in writes.items()}
 
     def _once(self, name: str, write: Callable[..., Operation]) -> Handler:
-        """Return the same operation for a repeated request id."""
+        """Return the same operation as before for a repeated request id."""
 
         def answer(
             path: Mapping[str, str], query: Mapping[str, Any], body: Mapping[str, Any], caller: str
@@ -166,7 +167,7 @@ class Writes:
         injected = self._faults.take(f"operation {action}")
         if injected is not None:
             failure = [{"code": injected.code, "message": injected.message}]
-        # Machines that were made before others failed are removed, and no error mentions them.
+        # If some machines fail, those that were made before are removed, and no error mentions them.
         num_made = 0 if failure and not (injected is not None and injected.happens) else granted
         for name in names[:num_made]:
             self._make(name, zone, properties, place, group, caller)
@@ -185,7 +186,7 @@ class Writes:
         )
 
     def _check_contraries(self, properties: Mapping[str, Any], where: str) -> None:
-        """Refuse what a contrary project refuses."""
+        """Refuse a request if a fault in ``faults.contrary`` demands it."""
         if "notice-refused" in self._faults.contrary:
             refuse_notice(properties, where)
         if "account-unknown" in self._faults.contrary and properties.get("serviceAccounts"):
@@ -197,7 +198,7 @@ class Writes:
     def _choose(
         self, properties: Mapping[str, Any], zones: Sequence[str], count: int
     ) -> tuple[str, int, list[dict[str, Any]]]:
-        """Return the zone that has the most of the requested machines, their number, and the errors."""
+        """Return the zone that has most of the requested machines, their number, and the errors."""
         found = [(zone, *grant(properties, zone, count, self._machines, self._faults)) for zone in zones]
         return max(found, key=lambda one: one[1])
 

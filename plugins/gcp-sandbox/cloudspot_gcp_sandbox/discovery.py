@@ -23,7 +23,7 @@ from cloudspot_gcp_sandbox.apierror import ApiError, invalid
 
 _PARAMETER = re.compile(r"\{(\+?)(\w+)\}")
 _UNDESCRIBED = {"returnPartialSuccess": {"type": "boolean", "location": "query"}}
-"""Parameters that newer documents omit from many lists, and that gcloud still sends (528, of 2025)."""
+"""Parameters that newer documents omit from many lists, but that gcloud still sends (528, of 2025)."""
 _INTEGERS = {
     "int32": (-(1 << 31), (1 << 31) - 1),
     "uint32": (0, (1 << 32) - 1),
@@ -41,9 +41,9 @@ class Matched:
     path: Mapping[str, str]
     """The parameters in the path, decoded."""
     query: Mapping[str, Any] = field(default_factory=dict)
-    """The parameters in the query, numbers and booleans typed, repeated ones as tuples."""
+    """The parameters in the query: numbers and booleans with their types, repeated parameters as tuples."""
     is_upload: bool = False
-    """Whether it used the upload path: the body is content, and was not checked."""
+    """Whether the request used the upload path, so that the body is content, and was not checked."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class Api:
         """The required properties, by schema object and method."""
         self._common: Mapping[str, Any] = {**document.get("parameters", {}), **_UNDESCRIBED}
         self._is_proto = not document["servicePath"].startswith("storage/")
-        """Whether its JSON is that of protocol buffers, which also accepts a field's snake_case name."""
+        """Whether the API's JSON is that of protocol buffers, which also accepts a field's snake_case name.
+        """
         base = "/" + document["servicePath"]
         self._methods = {method["id"]: method for method in _methods(document)}
         self._routes = sorted(
@@ -111,7 +112,7 @@ class Api:
         return Matched(method["id"], values, typed, route.is_upload)
 
     def check_answer(self, method_id: str, value: Mapping[str, Any]) -> None:
-        """Raise an AssertionError unless the description allows a fake's answer to the method."""
+        """Raise an AssertionError unless the description allows a fake's response to the method."""
         response = self._methods[method_id].get("response")
         assert response is not None, f"{method_id} answers nothing"
         try:
@@ -187,7 +188,7 @@ class Api:
         self._check_value(request, {} if body is None else body, "", method["id"])
 
     def check_value(self, schema: str, value: object) -> None:
-        """Refuse a JSON value that is not of the schema, such as an object's metadata in an upload.
+        """Refuse a JSON value that does not match the schema, such as an object's metadata in an upload.
 
         Raises:
             ApiError: 400.
@@ -293,7 +294,7 @@ def _routes(base: str, method: Mapping[str, Any]) -> Iterator[_Route]:
             literal = path[end : match.start()]
             end, num_literals = match.end(), num_literals + len(literal)
             inner = "[^/]+"
-            if match[1]:  # {+name} may hold slashes; the parameter has a pattern.
+            if match[1]:  # {+name} may contain slashes; the parameter has a pattern.
                 inner = method["parameters"][match[2]].get("pattern", ".+").strip("^$")
             pattern += f"{re.escape(literal)}(?P<{match[2]}>{inner})"
         literal = path[end:]

@@ -1,4 +1,4 @@
-"""Disks: detached ones, and the boot disks of machines, which are in use.
+"""Detached disks, and machines' boot disks, which are in use.
 
 Source: Compute Engine API reference, disks (checked 2026-11).
 """
@@ -75,7 +75,7 @@ class Disks:
         """Return the machine whose boot disk has this name.
 
         Raises:
-            ApiError: no machine has it (501), or there is no such disk (404).
+            ApiError: no machine uses the disk (501), or it does not exist (404).
         """
         own = f"zones/{zone}/disks/{name}"
         found = next((one for one in self._machines.shown() if (one.zone, one.name) == (zone, name)), None)
@@ -106,5 +106,5 @@ class Disks:
 
 
 def _body_of(machine: Machine) -> dict[str, Any]:
-    """Return the boot disk of a machine in the form of a request."""
+    """Return the boot disk of a machine, in the form of a request."""
     return {"labels": machine.value["labels"], "sizeGb": machine.value["disks"][0]["diskSizeGb"]}

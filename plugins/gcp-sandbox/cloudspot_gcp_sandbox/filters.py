@@ -36,7 +36,7 @@ def matching(items: Sequence[Mapping[str, Any]], expression: str | None) -> list
 
 
 def page(items: Sequence[Any], query: Mapping[str, Any]) -> tuple[list[Any], str | None]:
-    """Return the items of the requested page, and the token of the next one.
+    """Return the items of the requested page, and the token of the next page.
 
     Raises:
         ApiError: the size or the token is malformed (400).
@@ -108,7 +108,7 @@ class _Parser:
                 raise self._wrong("a ) is missing")
             return test
         if kind != "word" or not _FIELD.fullmatch(word):
-            raise self._wrong(f"{word!r} is no field")
+            raise self._wrong(f"{word!r} is not a field")
         return self._comparison(word)
 
     def _comparison(self, field: str) -> Test:
@@ -117,7 +117,7 @@ class _Parser:
             raise self._wrong(f"the operator {operator!r} is not known here")
         kind, wanted = self._next()
         if kind not in {"word", "text"}:
-            raise self._wrong(f"{wanted!r} is no value")
+            raise self._wrong(f"{wanted!r} is not a value")
         if operator in {"eq", "ne"}:
             pattern = re.compile(wanted)
             return lambda item: (pattern.fullmatch(_text(item, field)) is None) == (operator == "ne")
@@ -125,14 +125,14 @@ class _Parser:
             if wanted == "*" and kind == "word":
                 return lambda item: _value(item, field) is not None
             if field in _URL_FIELDS:
-                # On the real API, others have found that it silently matches nothing on a URL.
+                # Others have found that, on the real API, ``:`` silently matches nothing in a URL.
                 return lambda _: False
             return lambda item: wanted in _text(item, field)
         return lambda item: (_text(item, field) == wanted) == (operator == "=")
 
     def _next(self) -> Token:
         if self._at >= len(self._tokens):
-            raise self._wrong("it ends too early")
+            raise self._wrong("it is incomplete")
         self._at += 1
         return self._tokens[self._at - 1]
 

@@ -1,7 +1,7 @@
 """Runs a function's code as Cloud Run does, served over HTTP by Google's own functions-framework.
 
-A metadata server of its own gives it the tokens of its service account. Source: Cloud Run, "Container runtime
-contract"; functions-framework (3.10).
+A metadata server of its own supplies it with the tokens of its service account. Source: Cloud Run, "Container
+runtime contract"; functions-framework (3.10).
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from cloudspot.emulation.function_process import (
 FRAMEWORK: Final = "functions-framework"
 _START: Final = "sys.argv = ['functions-framework']; from functions_framework._cli import _cli; _cli()"
 _START_SECONDS: Final = 240.0
-"""How long Cloud Run waits for a container to listen, at most (Cloud Run, "Configure container startup
-probes")."""
+"""The maximum time for which Cloud Run waits for a container to listen (Cloud Run, "Configure container
+startup probes").
+"""
 _TEXT: Final = {"Metadata-Flavor": "Google", "Content-Type": "application/text"}
 _JSON: Final = {**_TEXT, "Content-Type": "application/json"}
 
@@ -44,15 +45,15 @@ class Code:
     entry_point: str
     timeout_seconds: float
     email: str
-    """The service account that it runs as."""
+    """The service account that the function uses."""
     project: str
     environment: Mapping[str, str]
-    """The process's variables, except those that the runtime itself sets."""
+    """The process's variables, except those that the runtime sets by itself."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a request."""
+    """The response to a request."""
 
     status: int
     body: bytes
@@ -62,7 +63,7 @@ class FunctionInstance(FunctionProcess):
     """An instance of one revision."""
 
     def __init__(self, code: Code, directory: Path, *, issue: Callable[[str], str]) -> None:
-        """Unpack the code below ``directory`` and start its process; ``issue`` returns an account's token."""
+        """Unpack the code in ``directory`` and start its process; ``issue`` returns an account's token."""
         super().__init__(code.archive, directory)
         self._timeout_seconds = code.timeout_seconds
         self._metadata = serve(partial(_metadata, code, issue))
@@ -85,7 +86,7 @@ class FunctionInstance(FunctionProcess):
         self.start_layer(directory / FRAMEWORK, _START, environment=environment)
 
     def request(self, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Send a POST request, and return the answer; a dead or late instance gives 503 or 504."""
+        """Send a POST request, and return the response: 503 or 504 if the instance is dead or late."""
         if not self.is_serving(self._port, within_seconds=_START_SECONDS):
             self.close()
             return Answer(503, b"The container failed to start and listen on the port of PORT.")

@@ -1,4 +1,4 @@
-"""One emulated API behind the checks that all have: callers, Google's description, rights and faults."""
+"""One emulated API behind the checks that all share: callers, API description, permissions, faults."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from cloudspot_gcp_sandbox.identities import Identities
 from cloudspot_gcp_sandbox.wsgi import Reply, Request
 
 Method = Callable[[Matched, dict[str, Any]], Mapping[str, Any]]
-"""Takes a request that was checked, and its body; returns the answer."""
+"""Takes a checked request, and its body; returns the response."""
 
 
 class Grants(Protocol):
-    """The rights of accounts from grants that were made through the API."""
+    """The permissions that accounts have because of grants made through the API."""
 
     def lacks(self, email: str, right: str, resource: str) -> bool:
-        """Return whether the account has only granted rights, and lacks this one."""
+        """Return whether the account has only granted permissions, and lacks this one."""
 
     def has(self, email: str, right: str, resource: str) -> bool:
-        """Return whether the account was granted the right on the resource, or on all of the project."""
+        """Return whether the account was granted the permission on the resource, or on the whole project."""
 
 
 class NoGrants:
-    """No account needs a grant or has one."""
+    """No account needs a grant, and none has one."""
 
     def lacks(self, email: str, right: str, resource: str) -> bool:
         """Return False."""
@@ -41,7 +41,7 @@ NO_GRANTS: Final = NoGrants()
 
 
 class GuardedApi:
-    """Answers the requests to one API by its methods; each is recorded with the rights that it took."""
+    """Answers requests to one API by its methods; records each with the permissions that it needed."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class GuardedApi:
         identities: Identities,
         grants: Grants,
     ) -> None:
-        """Check requests by a document such as ``iam.v1``; ``methods`` are by the methods' ids."""
+        """Check requests against a document such as ``iam.v1``; ``methods`` maps ids to methods."""
         self._document = document
         self._methods = methods
         self._faults = faults
@@ -97,12 +97,12 @@ class GuardedApi:
 
 
 _VERBS: Mapping[str, str] = {"patch": "update", "resume": "enable", "generateUploadUrl": "sourceCodeSet"}
-"""The verb of a method's right, if it is not the method's own."""
+"""The verb of a method's permission, if it is not the method's own."""
 _SERVICES: Mapping[str, str] = {"cloudresourcemanager": "resourcemanager"}
 
 
 def rights_of(action: str, parameters: Mapping[str, Any]) -> Iterable[str]:
-    """Return the rights that a method of these APIs takes.
+    """Return the permissions that a method of these APIs needs.
 
     Source: IAM documentation, "Permissions reference"; Cloud Scheduler, OidcToken; Cloud Run functions,
     "Access control" (checked 2026-11).

@@ -87,7 +87,7 @@ class ServiceAccount:
         return signature
 
     def has_signed(self, payload: bytes, signature: bytes) -> bool:
-        """Return whether this account has made the signature."""
+        """Return whether the signature was made by this account."""
         return bool(crypt.RSAVerifier.from_string(self.public_key).verify(payload, signature))
 
 
@@ -98,9 +98,9 @@ class _Token:
 
 
 class Identities:
-    """Accounts and tokens; and, as WSGI middleware, the endpoints that give tokens and signatures.
+    """Accounts and tokens and, as WSGI middleware, the endpoints that issue tokens and signatures.
 
-    These are ``/token`` and ``.../serviceAccounts/EMAIL:signBlob``; other requests reach ``app``
+    The endpoints are ``/token`` and ``.../serviceAccounts/EMAIL:signBlob``; other requests reach ``app``
     unchanged. Thread-safe.
     """
 
@@ -126,19 +126,19 @@ class Identities:
             self._accounts[account.email] = account
 
     def account(self, email: str) -> ServiceAccount | None:
-        """Return the account, or None."""
+        """Return the account, or None if it does not exist."""
         with self._lock:
             return self._accounts.get(email)
 
     def issue(self, email: str, *, seconds: float = TOKEN_SECONDS) -> str:
-        """Return a new token for this address, even if no account with it was added."""
+        """Return a new token for this address, even if no account with the address was added."""
         token = f"ya29.{secrets.token_urlsafe(48)}"
         with self._lock:
             self._tokens[token] = _Token(email, self._now() + seconds)
         return token
 
     def revoke_all(self) -> None:
-        """Revoke every token that was issued."""
+        """Revoke all issued tokens."""
         with self._lock:
             self._tokens.clear()
 
@@ -178,7 +178,7 @@ class Identities:
         machine = None if self._machine_tokens is None else self._machine_tokens.read(token)
         if machine is not None:
             return machine.email if machine.expires_at > self._now() else None
-        claims = self._claims(token)  # The token may be self-signed by an account.
+        claims = self._claims(token)  # The token may be signed by an account itself.
         return None if claims is None else str(claims["iss"])
 
     def _claims(self, token: str) -> Mapping[str, Any] | None:
@@ -219,7 +219,7 @@ class Identities:
         try:
             caller = self.authenticate(request)
             injected = self._faults.take("signBlob")
-            if injected is not None:  # Signing has no effects, so nothing is left to undo.
+            if injected is not None:  # Signing has no effects, so there is nothing to undo.
                 raise ApiError(injected.status, injected.code, injected.message)
             account = self.account(email if email != "-" else caller)
             if account is None:

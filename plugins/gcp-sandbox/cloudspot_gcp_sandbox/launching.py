@@ -33,9 +33,9 @@ _LABEL_VALUE: Final = re.compile(r"[a-z0-9_-]{0,63}")
 MAX_VALUE_BYTES: Final = 262144
 MAX_METADATA_BYTES: Final = 524288
 MAX_DISK_GB: Final = 65536
-"""The largest Persistent Disk, 64 TiB ("Persistent Disk", limits; checked 2026-11)."""
+"""The maximum size of a Persistent Disk, 64 TiB ("Persistent Disk", limits; checked 2026-11)."""
 MAX_TAGS: Final = 64
-"""The most network tags of a machine ("Add network tags", restrictions; from memory)."""
+"""The maximum number of network tags of a machine ("Add network tags", restrictions; from memory)."""
 MAX_RUN_SECONDS: Final = 120 * 24 * 3600
 _SCOPE: Final = re.compile(r"https://(?:www\.googleapis\.com/auth/[a-z0-9._-]+|[a-z.]+\.google\.com/.*)")
 _DISK_TYPES: Final = {"pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"}
@@ -48,14 +48,16 @@ class Site:
     project: str
     networks: Sequence[str]
     subnetworks: Mapping[str, str]
-    """Paths, ``regions/REGION/subnetworks/NAME``, with their networks."""
+    """The network of each subnetwork, by the path ``regions/REGION/subnetworks/NAME``."""
     service_accounts: Sequence[str]
     policies: Mapping[str, Mapping[str, Any]]
     """Resource policies, by ``regions/REGION/resourcePolicies/NAME``."""
     images: Sequence[Image]
-    """The images of Google's projects and of the account's own."""
+    """The images of Google's projects and of the account itself."""
     has_preemption_notice: bool = True
-    """Whether the project may use the notice, a preview ("Spot VMs", preemption process; checked 2026-11)."""
+    """Whether the project has the notice, which is a preview feature ("Spot VMs", preemption process; checked
+    2026-11).
+    """
 
 
 def bad(field: str, value: object, why: str) -> ApiError:
@@ -73,7 +75,7 @@ def check_properties(properties: Mapping[str, Any], site: Site, *, region: str, 
     """Refuse properties that Compute Engine refuses before it looks for capacity; return the network's paths.
 
     Raises:
-        ApiError: they are refused, with Compute Engine's wording (400, 404).
+        ApiError: the properties are refused, with Compute Engine's wording (400, 404).
     """
     name = properties.get("machineType", "")
     if "/" in name or name not in MACHINE_TYPES:
@@ -112,7 +114,7 @@ def check_properties(properties: Mapping[str, Any], site: Site, *, region: str, 
 
 
 def refuse_notice(properties: Mapping[str, Any], where: str) -> None:
-    """Refuse a request for a notice, as a project does that does not have it."""
+    """Refuse a request for a notice, as a project without this feature does."""
     if "preemptionNoticeDuration" in properties.get("scheduling", {}):
         raise ApiError(
             400,
@@ -186,7 +188,7 @@ def zones_for(body: Mapping[str, Any], region: str) -> list[str]:
 def grant(
     properties: Mapping[str, Any], zone: str, count: int, machines: Machines, faults: Faults
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of such machines that the zone has now, and the errors for the first missing one."""
+    """Return how many such machines the zone has now, and the errors for the first missing machine."""
     machine_type = MACHINE_TYPES[properties["machineType"]]
     is_spot = properties.get("scheduling", {}).get("provisioningModel") == "SPOT"
     market = "spot" if is_spot else "on-demand"
@@ -210,10 +212,10 @@ def grant(
 
 
 def names_of(body: Mapping[str, Any], taken: Sequence[str]) -> list[str]:
-    """Return the names of the machines that a bulk insert asks for.
+    """Return the names of the machines that a bulk insert requests.
 
     Raises:
-        ApiError: they cannot be determined, are malformed, or are not as many as requested.
+        ApiError: the names cannot be determined, are malformed, or are not as many as requested.
     """
     count = int(body.get("count", 0))
     minimum = int(body.get("minCount", count))
@@ -246,7 +248,7 @@ def source_image(properties: Mapping[str, Any], site: Site, where: str) -> Image
     """Return the image of the boot disk.
 
     Raises:
-        ApiError: there is not one boot disk, or its image does not exist or is not ready.
+        ApiError: the number of boot disks is not one, or the image does not exist or is not ready.
     """
     disks = properties.get("disks", ())
     boots = [one for one in disks if one.get("boot")]
@@ -315,12 +317,12 @@ def _check_accelerators(properties: Mapping[str, Any], where: str) -> None:
 
 
 def incompatible(one: str, other: str) -> ApiError:
-    """Return the refusal of two features (wording: skypilot-org/skypilot#212)."""
+    """Return the refusal to combine two features (wording: skypilot-org/skypilot#212)."""
     return ApiError(400, "badRequest", f"[{one}, {other}] features are not compatible for creating instance.")
 
 
 def check_attached(properties: Mapping[str, Any], zone: str, where: str) -> None:
-    """Refuse a machine that is too large for the accelerators attached to it, in the zone.
+    """Refuse a machine that, in this zone, is too large for the accelerators attached to it.
 
     Source: "GPU machine types", N1 machine series; the wording about vCPUs is google/deepvariant#70's.
 

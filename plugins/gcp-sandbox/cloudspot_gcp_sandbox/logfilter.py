@@ -1,7 +1,7 @@
 """Parses the part of Cloud Logging's query language that programs use; the rest is refused.
 
-Comparisons by ``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``:`` and ``=~``, joined by AND (or nothing), OR,
-NOT and brackets. Strings compare without regard to case.
+Comparisons with ``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``:`` and ``=~``, joined by AND (or by nothing),
+OR, NOT and brackets. Strings are compared without regard to case.
 
 Source: Cloud Logging, "Logging query language" (checked 2026-11).
 """
@@ -44,7 +44,7 @@ Predicate = Callable[[Mapping[str, Any]], bool]
 
 
 def parse_filter(text: str) -> Predicate:
-    """Return a predicate for entries that match; an entry's times must be datetimes.
+    """Return a predicate that holds for matching entries; an entry's times must be datetimes.
 
     Raises:
         ApiError: 400, the query cannot be parsed.
@@ -64,7 +64,7 @@ def moment(text: str) -> datetime:
     """Parse the time of an entry or a query, to the microsecond.
 
     Raises:
-        ApiError: 400, it is not a time.
+        ApiError: 400, the text is not a time.
     """
     match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", text)
     if match is None:

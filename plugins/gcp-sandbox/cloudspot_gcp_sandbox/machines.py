@@ -38,12 +38,12 @@ _END_OPERATIONS: Final = {
 
 @dataclass
 class Machine:
-    """One machine, with facts that the API does not show."""
+    """One machine, with details that the API does not show."""
 
     id: str
-    """The id that the API shows: digits."""
+    """The id that the API shows, made of digits."""
     host_id: str
-    """Its id at the machine host."""
+    """The machine's id at the machine host."""
     name: str
     zone: str
     value: dict[str, Any]
@@ -54,10 +54,10 @@ class Machine:
     ended_at: float | None = None
     state: InstanceState = InstanceState.PENDING
     deletion: Operation | None = None
-    """The deletion that is under way."""
+    """The deletion that is in progress."""
     has_told_its_end: bool = False
     is_gone: bool = False
-    """Whether it was removed; a machine that has only ended still exists."""
+    """Whether the machine was removed; a machine that has only ended still exists."""
 
     @property
     def key(self) -> str:
@@ -76,12 +76,12 @@ class Machine:
 
     @property
     def num_vcpus(self) -> int:
-        """Return the number of vCPUs that it uses of a quota."""
+        """Return the number of vCPUs by which it uses up a quota."""
         return MACHINE_TYPES[self.instance_type].cpus
 
     @property
     def is_alive(self) -> bool:
-        """Return whether it counts against capacity and quotas."""
+        """Return whether the machine counts towards capacity and quotas."""
         return self.state is not InstanceState.ENDED
 
     @property
@@ -91,13 +91,16 @@ class Machine:
 
     @property
     def notice_seconds(self) -> float:
-        """Return the time from the notice of a reclaim to its end."""
+        """Return the time from the notice of a reclaim to the end of the notice, in seconds."""
         notice = self.value["scheduling"].get("preemptionNoticeDuration", {})
         return float(notice.get("seconds", 0)) + SHUTDOWN_SECONDS
 
 
 class Machines:
-    """All machines of one emulated project. The caller holds ``lock`` across calls that belong together."""
+    """All machines of one emulated project.
+
+    The caller holds ``lock`` for the whole of a group of calls that belong together.
+    """
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class Machines:
         self._numbers = itertools.count(1)
 
     def console(self, machine: Machine) -> str:
-        """Return the machine's output so far."""
+        """Return the machine's console output so far."""
         return self._host.console(machine.host_id)
 
     def start(
@@ -131,7 +134,7 @@ class Machines:
     ) -> Machine:
         """Make a machine from checked instance properties, and boot it from the image.
 
-        ``addresses`` has its network's and subnetwork's paths.
+        ``addresses`` has the paths of its network and subnetwork.
         """
         number, now = str(_FIRST_ID + next(self._numbers)), self._clock()
         used = {one.host_id for one in self.all}
@@ -164,7 +167,7 @@ class Machines:
         """Return a machine that the API currently knows.
 
         Raises:
-            ApiError: it does not exist (404).
+            ApiError: the machine does not exist (404).
         """
         for machine in self.all:
             if machine.zone == zone and name_or_id in {machine.name, machine.id} and self._is_shown(machine):
@@ -173,7 +176,7 @@ class Machines:
         raise ApiError(404, "notFound", f"The resource '{path}' was not found")
 
     def has_name(self, zone: str, name: str) -> bool:
-        """Return whether the zone has a machine of the name, even one that is not listed."""
+        """Return whether the zone has a machine of this name, even if it is not listed."""
         return any(one.zone == zone and one.name == name and not one.is_gone for one in self.all)
 
     def shown(self) -> list[Machine]:
@@ -241,7 +244,7 @@ class Machines:
         machine.state = status.state
         if status.state not in {InstanceState.SHUTTING_DOWN, InstanceState.ENDED}:
             return
-        # The host gives no reason while a deleted machine shuts down.
+        # The host states no reason while a deleted machine shuts down.
         asked = EndReason.LOST if machine.deletion is None else EndReason.TERMINATED
         reason = status.end_reason or asked
         if not machine.has_told_its_end:
@@ -259,7 +262,7 @@ class Machines:
         if status.state is InstanceState.ENDED:
             machine.ended_at = self._clock()
             action = machine.value["scheduling"].get("instanceTerminationAction", "STOP")
-            # A machine that shut itself down remains as a stopped one, whatever its termination action is.
+            # A machine that shut itself down remains as a stopped machine, whatever its termination action.
             if (
                 machine.deletion is not None
                 or reason is EndReason.TERMINATED
@@ -403,7 +406,7 @@ class Machines:
 
 
 def metadata_value(items: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """Return attributes as the API shows them."""
+    """Return attributes in the form in which the API shows them."""
     return {
         "kind": "compute#metadata",
         "fingerprint": fingerprint(list(items)),

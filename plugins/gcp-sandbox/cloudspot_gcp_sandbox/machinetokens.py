@@ -1,6 +1,7 @@
 """The access tokens of emulated machines, which the metadata server makes and the APIs check.
 
-These are different processes, which share a seed that signs tokens. A token contains its account and its end.
+The server and the APIs run in different processes, which share a seed that signs tokens. A token contains its
+account and its expiry.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class MachineToken:
     email: str
     scopes: tuple[str, ...]
     expires_at: float
-    """Seconds since the epoch."""
+    """The token's expiry, in seconds since the epoch."""
 
 
 class MachineTokens:
@@ -32,7 +33,7 @@ class MachineTokens:
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
-        """Known only to the metadata servers."""
+        """The seed is known only to the metadata servers."""
 
     def issue(self, email: str, *, scopes: Sequence[str], expires_at: float) -> str:
         """Return a token for the service account."""
@@ -40,7 +41,7 @@ class MachineTokens:
         return f"{_PREFIX}{body.decode()}.{self._sign(body)}"
 
     def identity(self, claims: Mapping[str, Any]) -> str:
-        """Return claims as a JWT, signed with the seed; Google would sign it with a published key."""
+        """Return claims as a JWT, signed with the seed; Google would use a published key."""
         header = {"alg": "HS256", "kid": "sandbox", "typ": "JWT"}
         parts = [
             base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in (header, claims)

@@ -1,4 +1,4 @@
-"""Reads multipart bodies for an emulated Cloud Storage, and answers with contents and ranges of them."""
+"""Reads multipart bodies for an emulated Cloud Storage, and sends contents and ranges of them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Compute Engine's metadata server of one emulated machine, as strict as the real one.
+"""Compute Engine's metadata server for one emulated machine, as strict as the real server.
 
 Sources: Compute Engine documentation, "About VM metadata", "Predefined metadata keys", "View and query VM
 metadata" (the header, ``recursive``, ``alt``, ``wait_for_change``, ``last_etag``, ``timeout_sec``, refused
 X-Forwarded-For), "Authenticate workloads to Google APIs"; for the values that Google's guest agents read:
-GoogleCloudPlatform/guest-agent, google-guest-agent and compute-image-packages (checked 2026-11). The redirect
-to a directory's last slash, texts of errors, and disabled guest attributes are from memory. The real server
-ignores unknown parameters; here they are refused.
+GoogleCloudPlatform/guest-agent, google-guest-agent and compute-image-packages (checked 2026-11). From memory:
+the redirect of a directory without its last slash, the texts of errors, and that guest attributes are
+disabled. The real server ignores unknown parameters; here they are refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LISTS: Final = frozenset(
         "target-instance-ips",
     }
 )
-"""The directories that are lists in recursive answers."""
+"""The directories that become lists in recursive responses."""
 _PAGE: Final = """\
 <!DOCTYPE html>
 <html lang=en>
@@ -98,7 +98,7 @@ class GceMetadata(MetadataService):
             return _refuse(403, "Guest attributes endpoint access is disabled.")
         if request.method not in {"GET", "HEAD"}:
             return _refuse(405, f"The request method <code>{request.method}</code> is inappropriate.")
-        # A request through a proxy is not the machine's own.
+        # A request through a proxy does not come from the machine itself.
         if "x-forwarded-for" in request.headers:
             return _refuse(403, "Request with X-Forwarded-For header is not allowed.")
         parts = [unquote(part) for part in path.split("/") if part]
@@ -129,7 +129,7 @@ class GceMetadata(MetadataService):
             left = end - self._monotonic()
             if left <= 0:
                 break
-            # The wait is short, because it misses a change between the look and its beginning.
+            # The wait is short, because a change just before it would be missed.
             self.view.wait_for_change(min(left, 0.25))
             answer = self._look(parts, asked, is_directory=is_directory)
         return answer
@@ -322,9 +322,9 @@ def _recursive(node: Tree, asked: Mapping[str, str], *, is_raw: bool) -> Answer:
 
 
 def _value(node: Any, *, is_raw: bool = False, name: str = "") -> Any:
-    """Return the JSON value at a path; the user's own names stay as they are."""
+    """Return the JSON value at a path, with the user's own names unchanged."""
     if not isinstance(node, Mapping):
-        # In a recursive answer, lines of text are a list.
+        # In a recursive response, lines of text become a list.
         return node.splitlines() if name in {"scopes", "aliases", "dns-servers"} else node
     if name in _LISTS:
         return [_value(node[key]) for key in sorted(node)]

@@ -47,7 +47,7 @@ class Networks:
         return self._changed(own, "insert", caller)
 
     def delete(self, path: Mapping[str, str], _body: object, caller: str, _: object) -> Operation:
-        """Delete a network that no rule names."""
+        """Delete a network unless a firewall rule names it."""
         own = f"global/networks/{path['network']}"
         if own not in self._site.networks:
             raise missing(self._site, own)

@@ -1,4 +1,4 @@
-"""The content of an emulated Cloud Storage: buckets, and their objects with all generations."""
+"""The contents of an emulated Cloud Storage: buckets, and their objects with all generations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cloudspot_gcp_sandbox.apierror import ApiError
 
 MAX_NAME_BYTES = 1024
 IN_MEMORY_BYTES = 1 << 20
-"""Larger contents are kept in files if the buckets have a directory."""
+"""Larger contents are stored in files if the buckets have a directory."""
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]")
 _ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
 _CONDITIONS = {
@@ -61,7 +61,7 @@ class StoredObject:
             return file.read(end - start)
 
     def resource(self, bucket: str) -> dict[str, Any]:
-        """Return the resource as the API shows it."""
+        """Return the resource in the form in which the API shows it."""
         path = f"/storage/v1/b/{bucket}/o/{_quoted(self.name)}"
         shown = {
             "kind": "storage#object",
@@ -89,7 +89,7 @@ class StoredObject:
 
 @dataclass
 class StoredBucket:
-    """A bucket. The lock of all buckets guards its content."""
+    """A bucket. The common lock of all buckets guards its contents."""
 
     name: str
     project: str
@@ -105,7 +105,7 @@ class StoredBucket:
         return bool(self.fields.get("versioning", {}).get("enabled"))
 
     def resource(self) -> dict[str, Any]:
-        """Return the resource as the API shows it."""
+        """Return the resource in the form in which the API shows it."""
         return {
             "kind": "storage#bucket",
             "id": self.name,
@@ -121,7 +121,7 @@ class StoredBucket:
 
 
 class Buckets:
-    """All buckets. Thread-safe: checking a change's conditions and making the change is one step."""
+    """All buckets. Thread-safe: the conditions of a change are checked and the change is made in one step."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Buckets:
         """Make a bucket.
 
         Raises:
-            ApiError: 400, the name is invalid; 409, it is taken.
+            ApiError: 400, the name is invalid; 409, the name is in use.
         """
         check_bucket_name(name)
         defaults = {
@@ -149,7 +149,7 @@ class Buckets:
             "locationType": "multi-region",
             "storageClass": "STANDARD",
             "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": False}},
-            # Every new bucket has soft delete, of seven days by default (docs: "Soft delete").
+            # Every new bucket has soft delete, by default for seven days (docs: "Soft delete").
             "softDeletePolicy": {
                 "retentionDurationSeconds": "604800",
                 "effectiveTime": timestamp(self._now()),
@@ -171,7 +171,7 @@ class Buckets:
         """Return the bucket.
 
         Raises:
-            ApiError: 404, it does not exist.
+            ApiError: 404, the bucket does not exist.
         """
         with self._lock:
             if name not in self._buckets:
@@ -179,7 +179,7 @@ class Buckets:
             return self._buckets[name]
 
     def exists(self, name: str) -> bool:
-        """Return whether there is a bucket of that name."""
+        """Return whether a bucket of that name exists."""
         with self._lock:
             return name in self._buckets
 
@@ -201,7 +201,7 @@ class Buckets:
         """Remove the bucket.
 
         Raises:
-            ApiError: 404, it does not exist; 409, it is not empty.
+            ApiError: 404, the bucket does not exist; 409, the bucket is not empty.
         """
         with self._lock:
             bucket = self.get(name)
@@ -215,7 +215,7 @@ class Buckets:
         """Return the live object, or the given generation.
 
         Raises:
-            ApiError: 404, it does not exist.
+            ApiError: 404, the object does not exist.
         """
         with self._lock:
             place = self.get(bucket)
@@ -241,7 +241,8 @@ class Buckets:
         """Make the object, if the conditions hold.
 
         Raises:
-            ApiError: 412, they do not; 400, the name is invalid; 404, the bucket does not exist.
+            ApiError: 412, the conditions do not hold; 400, the name is invalid; 404, the bucket does not
+                exist.
         """
         check_object_name(name)
         self.get(bucket)
@@ -272,7 +273,7 @@ class Buckets:
         """Remove the live object, or the generation ``conditions["generation"]``.
 
         Raises:
-            ApiError: 404, it does not exist; 412, the conditions do not hold.
+            ApiError: 404, the object does not exist; 412, the conditions do not hold.
         """
         with self._lock:
             place = self.get(bucket)
@@ -336,7 +337,10 @@ def check_conditions(existing: StoredObject | None, conditions: Mapping[str, Any
 
 
 def check_bucket_name(name: str) -> None:
-    """Raise ApiError unless it names a bucket. Source: "Bucket naming requirements" (from memory)."""
+    """Raise ApiError unless the name is valid for a bucket.
+
+    Source: "Bucket naming requirements" (from memory).
+    """
     parts = name.split(".")
     is_good = (
         (_BUCKET.fullmatch(name) is not None or ("." in name and len(name) <= 222))
@@ -352,7 +356,10 @@ def check_bucket_name(name: str) -> None:
 
 
 def check_object_name(name: str) -> None:
-    """Raise ApiError unless it names an object. Source: "Object naming requirements" (from memory)."""
+    """Raise ApiError unless the name is valid for an object.
+
+    Source: "Object naming requirements" (from memory).
+    """
     if not name:
         raise ApiError(400, "required", "Required")
     is_good = (

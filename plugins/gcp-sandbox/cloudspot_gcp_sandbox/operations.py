@@ -1,4 +1,4 @@
-"""The emulated operations: what the API does later, and its memory of what became of machines."""
+"""The emulated operations: the API's asynchronous work, and its record of how machines ended."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Operation:
     inserted_at: float
     done_at: float
     errors: ApiErrors = ()
-    """What shows in ``error.errors`` when it is done."""
+    """The content of ``error.errors`` when the operation is done."""
     status: int = 0
     """``httpErrorStatusCode``; many failed operations have none."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """The fields that show when it is done."""
+    """The fields that appear when the operation is done."""
 
 
 class Operations:
@@ -108,7 +108,7 @@ class Operations:
         """Return the operation by its name or its id.
 
         Raises:
-            ApiError: it does not exist (404).
+            ApiError: the operation does not exist (404).
         """
         for operation in self._all:
             if operation.scope == scope and name in {operation.value["name"], operation.value["id"]}:

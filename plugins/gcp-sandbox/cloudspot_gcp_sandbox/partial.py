@@ -1,4 +1,4 @@
-"""Partial answers: selects the parts of a JSON value that the parameter ``fields`` names.
+"""Partial responses: selects the parts of a JSON value that the parameter ``fields`` names.
 
 Source: "Partial response" in Google's guides to its JSON APIs, ``fields=items(name,size),nextPageToken``.
 """

@@ -1,6 +1,6 @@
 """The emulated market: a part of Google's price list, with made-up prices close to the real ones.
 
-It has the form of Cloud Billing's ``services.skus.list``; descriptions are worded like the real ones.
+The list has the form of Cloud Billing's ``services.skus.list``; descriptions are worded like the real ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLACES: Final = {
     "europe-west4": "Netherlands",
     "asia-east1": "Taiwan",
 }
-# USD an hour for a vCPU and for a GiB, on demand in the cheapest region.
+# Prices in USD an hour for a vCPU and for a GiB, on demand in the cheapest region.
 _FAMILIES: Final = {
     "E2 Instance": (0.0218, 0.0029),
     "N1 Predefined Instance": (0.0316, 0.0042),
@@ -48,7 +48,7 @@ _GPUS: Final = {
     "Nvidia Tesla P100 GPU": 1.46,
     "Nvidia Tesla P4 GPU": 0.6,
 }
-# USD a month for a GiB in the cheapest region, and the number of GiB that are free in the Americas.
+# Prices in USD a month for a GiB in the cheapest region, and the number of GiB that are free in the Americas.
 _DISKS: Final = {
     "Storage PD Capacity": (0.04, 30),
     "SSD backed PD Capacity": (0.17, 0),
@@ -84,7 +84,7 @@ def _skus() -> Iterator[dict[str, Any]]:
                     price * factor * _spot_part(family, region),
                     unit,
                 )
-            # Items that must not be taken for a machine type's price.
+            # Items that must not be mistaken for a machine type's price.
             custom = f"{family.replace('Predefined ', '')} Custom {part} running in {place}"
             yield _sku(custom, region, "CPU", "OnDemand", core * 1.05, "h")
             yield _sku(
@@ -115,7 +115,7 @@ def _skus() -> Iterator[dict[str, Any]]:
 
 
 def _spot_part(name: str, region: str) -> float:
-    """Return the region's share of the on-demand price: a quarter to two fifths."""
+    """Return the region's spot price as a share of on-demand: a quarter to two fifths."""
     return 0.25 + hashlib.sha256(f"{name}/{region}".encode()).digest()[0] / 1700
 
 

@@ -1,7 +1,7 @@
 """Resumable uploads to the emulated Cloud Storage, in sessions of pieces that may break off.
 
 Source: Cloud Storage, "Resumable uploads" and "Perform resumable uploads" (checked 2026-11); for checking the
-conditions when the upload ends, not when it begins: googleapis/google-cloud-java#201.
+    conditions at the end of an upload, not at its start: googleapis/google-cloud-java#201.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from cloudspot_gcp_sandbox.objects import StoredObject, crc32c_of
 from cloudspot_gcp_sandbox.wsgi import Reply, Request
 
 UNIT_BYTES = 256 << 10
-"""The size of every piece but the last is a multiple of this, and so is the kept part of a broken piece."""
+"""The size of every piece but the last is a multiple of this size, and so is the part that is kept of a
+broken piece.
+"""
 _PIECE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _QUESTION = re.compile(r"bytes \*/(\d+|\*)")
 
 Finish = Callable[["Session"], StoredObject]
-"""Makes the object of a complete upload; raises ApiError if that is refused."""
+"""Makes the object of a complete upload; raises ApiError if the object is refused."""
 
 
 @dataclass
@@ -41,12 +43,12 @@ class Session:
     data: bytearray = field(default_factory=bytearray)
     """The bytes that were received and kept."""
     answer: Reply | None = None
-    """The answer that ended it; a later query gets the same."""
+    """The response that ended the upload; a later query gets the same response."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Sessions:
-    """The uploads that are under way. Thread-safe."""
+    """The uploads in progress. Thread-safe."""
 
     def __init__(self) -> None:
         self.breaks: list[int] = []
@@ -76,7 +78,7 @@ class Sessions:
         """Return the session.
 
         Raises:
-            ApiError: 404, it does not exist, or was cancelled.
+            ApiError: 404, the session does not exist, or was cancelled.
         """
         if upload_id not in self._sessions:
             raise ApiError(404, "notFound", "Not Found")
@@ -101,9 +103,9 @@ class Sessions:
             if asked is None:
                 return self._take_piece(request, session, int(length), finish)
             if int(length) != 0:
-                raise _bad_range("a question about an upload carries no bytes")
+                raise _bad_range("a request for the status of an upload must not have a body")
             if asked[1] != "*" and int(asked[1]) == len(session.data):
-                return self._end(request, session, finish)  # For example, an empty object.
+                return self._end(request, session, finish)  # The object is, for example, empty.
             return _incomplete(session)
 
     def _take_piece(self, request: Request, session: Session, length: int, finish: Finish) -> Reply:
@@ -118,19 +120,19 @@ class Sessions:
             first, last = int(piece[1]), int(piece[2])
             total = None if piece[3] == "*" else int(piece[3])
             if last - first + 1 != length or (total is not None and last >= total):
-                raise _bad_range(f"{text} does not go with a body of {length} bytes")
+                raise _bad_range(f"{text} does not match a body of {length} bytes")
         is_last = total is not None and last + 1 == total
         if not is_last and length % UNIT_BYTES:
             raise _bad_range(f"a piece that is not the last must be a multiple of {UNIT_BYTES} bytes")
         if first > len(session.data):
-            raise _bad_range(f"the upload is at {len(session.data)}, the piece begins at {first}")
+            raise _bad_range(f"the upload is at {len(session.data)}, but the piece begins at {first}")
         self._receive(request, session, first, length)
         if session.declared_bytes is not None and len(session.data) > session.declared_bytes:
             raise ApiError(400, "invalid", "More bytes came than X-Upload-Content-Length said.")
         return self._end(request, session, finish) if is_last else _incomplete(session)
 
     def _receive(self, request: Request, session: Session, first: int, length: int) -> None:
-        """Read the body and keep it; if it breaks off, keep whole units."""
+        """Read the body and keep it; if it breaks off, keep only whole units."""
         stream = request.environ["wsgi.input"]
         break_at = self.breaks.pop(0) if self.breaks else None
         wanted = length if break_at is None else min(break_at, length)
@@ -145,7 +147,7 @@ class Sessions:
             connection: socket.socket = request.environ["werkzeug.socket"]
             connection.shutdown(socket.SHUT_RDWR)
             stream.read()  # Otherwise the rest of the buffer would be taken for the next request.
-            raise ConnectionAbortedError("the upload broke off")
+            raise ConnectionAbortedError("the upload was interrupted")
 
     def _end(self, request: Request, session: Session, finish: Finish) -> Reply:
         if session.declared_bytes not in {None, len(session.data)}:
@@ -165,7 +167,7 @@ def check_hashes(header: str | None, data: bytes | bytearray) -> None:
     """Compare the content with the checksums in ``x-goog-hash``.
 
     Raises:
-        ApiError: 400, it differs, or the header cannot be read.
+        ApiError: 400, the content differs, or the header cannot be read.
     """
     for one in (header or "").split(","):
         kind, _, text = one.strip().partition("=")
@@ -179,7 +181,7 @@ def check_crc32c(text: str, data: bytes | bytearray) -> None:
     """Compare the content with its CRC32C in base64.
 
     Raises:
-        ApiError: 400, it differs.
+        ApiError: 400, the content differs.
     """
     found = crc32c_of(data)
     if text != found:

@@ -1,4 +1,4 @@
-"""The IAM permissions that a recorded Compute Engine request took, for comparison with a role's.
+"""The IAM permissions that a recorded Compute Engine request needed, for comparison with a role's.
 
 Source: Compute Engine documentation, "IAM permissions" by API method, and "Create VMs in bulk", "Required
 roles"; from memory where these omit a field.
@@ -46,7 +46,7 @@ _LAUNCHES: Final = frozenset(
 
 
 def rights_of(call: Call) -> frozenset[str]:
-    """Return the permissions that a call to Compute Engine took, such as ``compute.instances.create``."""
+    """Return the permissions that a call to Compute Engine needed, such as ``compute.instances.create``."""
     if call.service != "compute" or call.action in FREE:
         return frozenset()
     if call.action in _LAUNCHES:
@@ -57,13 +57,13 @@ def rights_of(call: Call) -> frozenset[str]:
 
 
 def is_granted_to_machines(right: str, resource: str) -> bool:
-    """Return whether the condition in docs/gcp.md gives the machines' own account a right to a resource."""
+    """Return whether docs/gcp.md's condition grants a permission on a resource to the machines' account."""
     name = resource.partition("/instances/")[2]
     return right == "compute.instances.delete" and name.startswith("cs-")
 
 
 def resource_of(call: Call) -> str:
-    """Return the name of a call's instance in the form of IAM's conditions, or ``*`` if it has none."""
+    """Return the name of a call's instance in the form of IAM's conditions, or ``*`` without one."""
     parameters = call.parameters
     if call.service != "compute" or not {"project", "zone", "instance"} <= parameters.keys():
         return "*"

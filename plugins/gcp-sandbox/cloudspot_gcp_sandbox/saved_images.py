@@ -1,7 +1,7 @@
 """Images of the emulated Compute Engine that are made from machines by copying the disk, which takes a while.
 
-Source: Compute Engine API reference, images (checked 2026-11). A disk in use: ansible/ansible#61634; several
-sources or none: ansible-collections/google.cloud#378.
+Source: Compute Engine API reference, images (checked 2026-11). On a disk in use: ansible/ansible#61634; on
+    several sources or none: ansible-collections/google.cloud#378.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from cloudspot_gcp_sandbox.machines import Machine
 from cloudspot_gcp_sandbox.operations import Operation, Operations, timestamp
 
 COPY_SECONDS: Final = 3.0
-"""How long an image is pending; Compute Engine's are pending for minutes, depending on the disk's content."""
+"""How long an image is pending; Compute Engine's images are pending for minutes, depending on the disk's
+content.
+"""
 _FIRST_ID: Final = 3_000_000_000_000_000_000
 _SOURCES: Final = ("rawDisk", "sourceDisk", "sourceImage", "sourceSnapshot")
 _OWN_FIELDS: Final = frozenset({"name", "description", "family", "labels", "sourceDisk"})
@@ -53,9 +55,9 @@ class SavedImages:
         self._disks, self._faults, self._clock = disks, faults, clock
         self._numbers = itertools.count(1)
         self._copying: dict[str, _Copying] = {}
-        """The copies under way, by the images' names."""
+        """The copies in progress, by the images' names."""
         self._going: dict[str, Operation] = {}
-        """The deletions under way, by the images' names."""
+        """The deletions in progress, by the images' names."""
 
     def insert(
         self, path: Mapping[str, str], body: Mapping[str, Any], caller: str, query: Mapping[str, Any]

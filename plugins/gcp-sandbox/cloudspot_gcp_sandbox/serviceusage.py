@@ -1,4 +1,4 @@
-"""Enables Google's APIs in a project, and refuses requests to those that are off.
+"""Enables Google's APIs in a project, and refuses requests to APIs that are off.
 
 Source: Service Usage API v1 (checked 2026-11); the refusal's wording and details are from memory of the
 current APIs. serviceusage.googleapis.com itself is on in each new project.
@@ -42,7 +42,7 @@ _PATHS: Final = (
 
 
 class ServiceUsage:
-    """WSGI middleware; requests to services that are on reach ``app`` unchanged. Thread-safe."""
+    """WSGI middleware; requests to enabled services reach ``app`` unchanged. Thread-safe."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ServiceUsage:
         grants: Grants,
         enabled: Iterable[str] = KNOWN,
     ) -> None:
-        """The services in ``enabled`` are on at first."""
+        """The services in ``enabled`` are on from the start."""
         self._app = app
         self._lock = threading.Lock()
         self.enabled = set(enabled)

@@ -28,7 +28,7 @@ def check_signed(request: Request, identities: Identities, *, now: datetime) -> 
     """Return the address of the signing account.
 
     Raises:
-        ApiError: 400, the signature is malformed; 403, it is wrong or has expired.
+        ApiError: 400, the signature is malformed; 403, the signature is wrong or has expired.
     """
     given = {name: request.query.get(f"X-Goog-{name}", [""])[0] for name in _NEEDED}
     missing = [name for name in _NEEDED if not given[name]]

@@ -1,4 +1,4 @@
-"""The methods of an emulated Cloud Storage, with their answers to allowed requests."""
+"""The methods of an emulated Cloud Storage, with their responses to allowed requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WRITABLE = frozenset(
         *("storageClass", "temporaryHold", "contexts"),
     }
 )
-"""The fields that an object's writer may set; others are ignored when sent."""
+"""The fields that an object's writer may set; other fields are ignored when sent."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Asked:
     request: Request
     matched: Matched
     body: Any
-    """The body's JSON value, or None without a body."""
+    """The body's JSON value, or None if there is no body."""
 
     @property
     def method_id(self) -> str:
@@ -71,7 +71,7 @@ class StorageMethods:
         """Answer a request that the discovery document allows and its caller may make.
 
         Raises:
-            ApiError: it is refused.
+            ApiError: the request is refused.
         """
         answer = {
             "storage.buckets.delete": self._delete_bucket,
@@ -158,7 +158,7 @@ class StorageMethods:
         existing = self._buckets.get(bucket).live.get(name)
         if existing is not None and "storage.objects.delete" in self._faults.denied:
             check_conditions(existing, query)
-            raise ApiError(  # To replace an object is to delete it.
+            raise ApiError(  # Replacing an object needs permission to delete it.
                 403,
                 "forbidden",
                 "The caller does not have storage.objects.delete access to the Google Cloud Storage object.",

@@ -1,9 +1,10 @@
 """Compute Engine as strict as the real one: checks every request against Google's own API description.
 
-It also answers a submitter's requests to other services: the price list (Cloud Billing) and the caller's
-permissions (Resource Manager). Each call is recorded by its method's id, such as ``compute.instances.list``.
+The module also answers a submitter's requests to other services: the price list (Cloud Billing) and the
+caller's permissions (Resource Manager). Each call is recorded by its method's id, such as
+``compute.instances.list``.
 
-Faults use those ids: ``inject("compute.regionInstances.bulkInsert", ...)`` refuses the request;
+Faults use these ids: ``inject("compute.regionInstances.bulkInsert", ...)`` refuses the request;
 ``inject("operation compute.regionInstances.bulkInsert", CODE, ...)`` accepts it and lets its operation end
 with the error, with ``happens`` after the machines were made; the operation of ``compute.images.insert`` can
 fail in the same way. ``inject("preemption", "")`` reclaims the next new machine at once.
@@ -95,7 +96,7 @@ class StrictCompute:
         self._handlers = {**lists.handlers(), **self._writes.handlers()}
 
     def preempted(self) -> list[tuple[str, str]]:
-        """Return each machine that was preempted so far, with its region, by the audit log's names."""
+        """Return each machine preempted so far, with its region, under the names that the audit log uses."""
         with self.machines.lock:
             self.machines.refresh()
             shown = [one for ones in self.operations.by_scope().values() for one in ones]
@@ -113,7 +114,7 @@ class StrictCompute:
 
     @property
     def operation_seconds(self) -> float:
-        """Return the duration of operations that make or remove something; it is 0 at first."""
+        """Return the duration of operations that make or remove something, in seconds; it is 0 at first."""
         return self._writes.operation_seconds
 
     @operation_seconds.setter
@@ -248,7 +249,7 @@ class StrictCompute:
 
 
 def _api_of(request: Request) -> str | None:
-    """Return the document of a request's API, or None if it is not emulated here."""
+    """Return the document of a request's API, or None if the API is not emulated here."""
     name = next((name for start, name in _APIS if request.path.startswith(start)), None)
     if name == "cloudresourcemanager.v1" and not request.path.endswith(":testIamPermissions"):
         return None

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
 
 BUILD_SECONDS: Final = 1.0
-"""The least time of a build; Google's builds take minutes."""
+"""The minimum time of a build; Google's builds take minutes."""
 AUDITED: Final = "google.cloud.audit.log.v1.written"
 _PATH: Final = re.compile(r"/v2/projects/[^/]+/locations/[^/]+/(?:functions|operations)(?:[/:].*)?")
 _UPLOADS: Final = re.compile(r"/(gcf-v2-uploads-[a-z0-9.-]+)/([0-9a-f-]+\.zip)")
@@ -70,7 +70,7 @@ class StrictFunctions:
         environment: Callable[[], Mapping[str, str]],
         directory: Path,
     ) -> None:
-        """Run functions below ``directory``; ``environment`` leads their SDKs to the emulated services."""
+        """Run functions in ``directory``; ``environment`` directs their SDKs to the emulated services."""
         self._app = app
         self._project = project
         self._faults = faults
@@ -118,7 +118,7 @@ class StrictFunctions:
         return self._api.answer(request).send(start_response)
 
     def kill_running(self) -> None:
-        """Kill the functions that run now."""
+        """Kill the functions that are running."""
         self._processes.kill_running()
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class StrictFunctions:
         return self._run(name, headers, body)
 
     def tell(self, resource: str, method: str, region: str) -> None:
-        """Send an audit event of Compute Engine's about a machine to the functions that wait for it."""
+        """Send a Compute Engine audit event about a machine to the functions that are triggered by it."""
         entry = {
             "logName": f"projects/{self._project}/logs/cloudaudit.googleapis.com%2Fsystem_event",
             "insertId": secrets.token_hex(8),
@@ -240,7 +240,7 @@ class StrictFunctions:
         if request.method != "PUT" or not is_known or "X-Goog-Signature" not in request.query:
             code = "AccessDenied"
         elif request.header("authorization") is not None:
-            code = "AccessDenied"  # The caller's identity has no right to Google's bucket.
+            code = "AccessDenied"  # The caller's own account has no access to Google's bucket.
         elif request.header("content-type") != "application/zip":
             code = "SignatureDoesNotMatch"
         else:
@@ -313,7 +313,7 @@ class StrictFunctions:
 
     def _deploy(self, function: dict[str, Any]) -> Mapping[str, Any]:
         name = function["name"]
-        # Google's answer does not contain the source's origin.
+        # Google's response does not contain the origin of the source.
         source = function["buildConfig"].pop("source", None)
         self._functions[name] = function | {"state": "DEPLOYING", "updateTime": _now(), "stateMessages": []}
         held = self._codes.get(name)
@@ -336,7 +336,7 @@ class StrictFunctions:
         return self._begin(name, work)
 
     def _release(self, function: dict[str, Any], archive: bytes) -> None:
-        """Let the function run this code from now on."""
+        """Make the function run this code from now on."""
         name, short = function["name"], function["name"].rpartition("/")[2]
         self._num_revisions += 1
         config = function["serviceConfig"]
@@ -359,7 +359,7 @@ class StrictFunctions:
         )
 
     def _check(self, function: Mapping[str, Any]) -> None:
-        """Refuse a function that Google refuses at once."""
+        """Refuse a function that Google refuses immediately."""
         build, config = function.get("buildConfig", {}), function.get("serviceConfig", {})
         trigger = function.get("eventTrigger")
         here = f"python{sys.version_info[0]}{sys.version_info[1]}"
@@ -407,7 +407,7 @@ class StrictFunctions:
                 required = packed.read("requirements.txt").decode() if "requirements.txt" in names else ""
                 fault = _compiled(packed)
         except zipfile.BadZipFile:
-            return ApiError(400, "failedPrecondition", f"{failed}The source is no zip archive.")
+            return ApiError(400, "failedPrecondition", f"{failed}The source is not a zip archive.")
         if "main.py" not in names:
             return ApiError(
                 400, "failedPrecondition", f"{failed}missing main.py and GOOGLE_FUNCTION_SOURCE not set"
@@ -453,7 +453,7 @@ class StrictFunctions:
 
 
 def _compiled(packed: zipfile.ZipFile) -> str:
-    """Return why a part of the code does not compile; empty: all does."""
+    """Return why a part of the code does not compile, or an empty text if all of it does."""
     with tempfile.TemporaryDirectory() as directory:
         packed.extractall(directory)
         done = subprocess.run(

@@ -1,11 +1,11 @@
 """An emulated IAM: service accounts, custom roles, and policies.
 
-The policies are the project's, the accounts', the buckets' and the Cloud Run services'. New accounts and new
-grants are unknown for a few seconds, as Google's are for minutes.
+Policies belong to the project, the accounts, the buckets and the Cloud Run services. New accounts and new
+grants are unknown for a few seconds; on Google's services, for minutes.
 
 Source: IAM API reference; "Allow policies and role bindings" (etags, versions, conditions in version 1);
-"Create and manage custom roles" (a deleted role's id is taken); checked 2026-11, the refusals' wording is
-from memory.
+    "Create and manage custom roles" (a deleted role's id cannot be reused); checked 2026-11, the refusals'
+    wording is from memory.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _PATHS: Final = (
 class StrictIam:
     """WSGI middleware; requests to other services reach ``app`` unchanged. Thread-safe.
 
-    The other services ask it for the rights of accounts, so ``app`` is set once they are made.
+    The other services ask it what accounts are allowed to do, so ``app`` is set after they have been created.
     """
 
     app: WSGIApplication
     url: str = ""
-    """Its URL, which keys contain for the token endpoint."""
+    """The service's URL, which keys contain for the token endpoint."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class StrictIam:
         has_bucket: Callable[[str], bool] = lambda _name: False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Begin with these buckets and accounts.
+        """Start with these buckets and accounts.
 
         ``has_bucket`` returns whether a bucket was made later. ``machines`` is the account of the nodes,
-        which has the grant in docs/gcp.md; with None, no account has a grant.
+        which has the grant in docs/gcp.md; if it is None, no account has a grant.
         """
         self._project = project
         self._identities = identities
@@ -82,7 +82,7 @@ class StrictIam:
         self._lock = threading.RLock()
         self._accounts = {one: self._account_value(one, "", "") for one in accounts}
         self._made_at: dict[str, float] = {}
-        """When each account was made through the API."""
+        """When each account was made, if it was made through the API."""
         self._roles: dict[str, dict[str, Any]] = {}
         self._policies: dict[str, dict[str, Any]] = {f"projects/_/buckets/{one}": {} for one in buckets}
         self._granted_at: dict[tuple[str, str, str], float] = {}
@@ -122,7 +122,7 @@ class StrictIam:
         """Answer a request."""
         request = Request.of(environ)
         name = next((name for path, name in _PATHS if path.fullmatch(request.path)), None)
-        # Another service signs for accounts.
+        # Another service signs on behalf of accounts.
         if name is None or request.path.endswith(":signBlob"):
             return self.app(environ, start_response)
         return self._apis[name].answer(request).send(start_response)
@@ -135,11 +135,11 @@ class StrictIam:
             return email in self._accounts and self._now() >= self._made_at.get(email, 0.0) + LAG_SECONDS
 
     def lacks(self, email: str, right: str, resource: str) -> bool:
-        """Return whether an account that was made through the API was not granted the right; see Grants."""
+        """Return whether an account made through the API was not granted the permission; see Grants."""
         return email in self._made_at and not self.has(email, right, resource)
 
     def has(self, email: str, right: str, resource: str) -> bool:
-        """Return whether a grant without a condition gives the right on the resource; see Grants."""
+        """Return whether an unconditional grant gives the permission on the resource; see Grants."""
         if "@" in resource and "/" not in resource:
             resource = self._account_path(resource)
         member, now = f"serviceAccount:{email}", self._now()
@@ -163,17 +163,17 @@ class StrictIam:
         return False
 
     def add_service(self, path: str) -> None:
-        """Let a Cloud Run service have a policy."""
+        """Give a Cloud Run service a policy."""
         with self._lock:
             self._policies.setdefault(path, {})
 
     def remove_service(self, path: str) -> None:
-        """Forget a service's policy."""
+        """Remove a service's policy."""
         with self._lock:
             self._policies.pop(path, None)
 
     def left(self, word: str) -> list[str]:
-        """Return the names of all accounts, roles and grants with this word in them."""
+        """Return the names of all accounts, roles and grants that contain this word."""
         with self._lock:
             leftovers = [one for one in self._accounts if word in one]
             leftovers += [
@@ -238,7 +238,7 @@ class StrictIam:
         return self._find_account(matched)
 
     def _create_key(self, matched: Matched, _body: dict[str, Any]) -> Mapping[str, Any]:
-        """Give the account a key, which only this answer contains."""
+        """Give the account a key, which only this response contains."""
         account = self._find_account(matched)
         made = ServiceAccount.make(account["email"], project=self._project)
         self._identities.add(made)
@@ -259,7 +259,7 @@ class StrictIam:
         with self._lock:
             del self._accounts[email]
             self._policies.pop(self._account_path(email), None)
-            # Its grants stay, for an account that never returns, even under the same name.
+            # The account's grants stay, for an account that can never return, even under the same name.
             for policy in self._policies.values():
                 for binding in policy.get("bindings", ()):
                     binding["members"] = [
@@ -340,7 +340,7 @@ class StrictIam:
 
     def _check_permissions(self, role: Mapping[str, Any]) -> None:
         for permission in role.get("includedPermissions", ()):
-            # This permission is only for organizations.
+            # This permission exists only for organizations.
             if _PERMISSION.fullmatch(permission) is None or permission == "resourcemanager.projects.list":
                 raise invalid(f"Permission {permission} is not valid.", field="permissions")
         if len(role.get("title", "").encode()) > 100:
@@ -381,7 +381,7 @@ class StrictIam:
             bindings = [dict(binding) for binding in policy.get("bindings", ())]
         conditional = [binding for binding in bindings if "condition" in binding]
         if asked != 3:
-            # Without a request for version 3, names replace conditions, and cannot be written back.
+            # If version 3 is not requested, conditions are replaced by names, and cannot be written back.
             for binding in conditional:
                 digest = secrets.token_hex(10)
                 binding["role"] = f"{binding['role']}_withcond_{digest}"
@@ -396,7 +396,7 @@ class StrictIam:
             where, policy = self._policy(matched)
             if "etag" not in wanted:
                 raise invalid(
-                    "The emulated IAM takes no policy without the etag of the one that it replaces."
+                    "The emulated IAM accepts a policy only with the etag of the policy that it replaces."
                 )
             if wanted["etag"] != _etag_of(policy):
                 text = "There were concurrent policy changes. Please retry the whole read-modify-write."

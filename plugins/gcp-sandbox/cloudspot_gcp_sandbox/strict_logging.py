@@ -1,8 +1,8 @@
 """An emulated Cloud Logging, as strict as the real one: writes entries, lists them by queries, lists logs.
 
 Every request is checked against Google's discovery document and the service's limits. Entries with the same
-log, time and insert id are one entry; entries become visible after ``lag_seconds``. Faults are injected by
-rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
+log, time and insert id are a single entry; entries become visible after ``lag_seconds``. Faults are injected
+by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
 Source: Cloud Logging API reference and "Quotas and limits" (checked 2026-11); the refusals' wording is from
 memory.
@@ -88,7 +88,7 @@ class StrictLogging:
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.page_entries = page_entries
-        """The most entries on a page, even if more were requested."""
+        """The maximum number of entries on a page, even if more are requested."""
         self.lag_seconds = lag_seconds
         """How long a new entry is missing from listings."""
         self._app = app
@@ -157,7 +157,7 @@ class StrictLogging:
         return Reply.json(answer)
 
     def deposit(self, entry: Mapping[str, Any]) -> None:
-        """Keep an entry that Google itself writes, such as a function's line."""
+        """Store an entry that Google itself writes, such as a line that a function printed."""
         self._write({"entries": [entry]})
 
     def clear(self) -> None:
@@ -178,7 +178,7 @@ class StrictLogging:
         with self._lock:
             for at, entry in entries:
                 if at < now - MAX_AGE:
-                    continue  # Accepted, and never shown.
+                    continue  # The entry is accepted, but never shown.
                 key = (entry["logName"], entry["timestamp"], entry["insertId"])
                 if key in self._known:
                     continue
@@ -192,7 +192,7 @@ class StrictLogging:
         """Return the entry as it is stored, and its time.
 
         Raises:
-            ApiError: 400, it breaks a rule or a limit.
+            ApiError: 400, the entry breaks a rule or a limit.
         """
         now = self._now()
         received = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -299,7 +299,7 @@ def _page_start(token: str | None) -> tuple[datetime, str] | None:
 
 
 def _counted(body: Any) -> dict[str, Any]:
-    """Return the request's fields with the number of entries in their place."""
+    """Return the request's fields with the entries replaced by their number."""
     if not isinstance(body, dict):
         return {}
     return {name: len(value) if name == "entries" else value for name, value in body.items()}

@@ -49,7 +49,7 @@ class StrictScheduler:
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.now = now
-        """The clock of the jobs."""
+        """The clock that the jobs use."""
         self._app = app
         self._iam = iam
         self._functions = functions
@@ -174,7 +174,7 @@ class StrictScheduler:
 
     def _start(self, name: str) -> None:
         with self._lock:
-            if name in self._running:  # A job never runs twice at once.
+            if name in self._running:  # A job never runs twice at the same time.
                 return
             self._running.add(name)
         threading.Thread(target=self._attempt, args=(name,), name="schedule", daemon=True).start()
@@ -189,7 +189,7 @@ class StrictScheduler:
                 target = job["httpTarget"]
                 answer = self._functions.call(
                     target["uri"] if target["oidcToken"].get("audience") == target["uri"] else "",
-                    # Scheduler's default, unless the job names another.
+                    # Scheduler's default, unless the job sets another type.
                     {"Content-Type": "application/octet-stream", **target.get("headers", {})},
                     base64.b64decode(target.get("body", "")),
                     email=target["oidcToken"]["serviceAccountEmail"],

@@ -42,14 +42,14 @@ _RIGHTS = {
     "storage.objects.insert": "storage.objects.create",
     "storage.objects.patch": "storage.objects.update",
 }
-"""The right that a method takes, if it is not named after the method."""
+"""The permission that a method needs, if it is not named after the method."""
 
 
 class StrictStorage:
     """WSGI middleware; requests to other services reach ``app`` unchanged. Thread-safe.
 
-    ``buckets`` holds the content, ``sessions`` the uploads under way. Contents larger than a MiB are kept in
-    ``directory``, if there is one.
+    ``buckets`` holds the contents, and ``sessions`` the uploads in progress. Contents larger than a MiB are
+    stored in ``directory``, if it is given.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class StrictStorage:
         method, path = matched.method_id, matched.path
         wanted = [_RIGHTS.get(method, method)]
         if method == "storage.objects.get" and not self._is_there(path["bucket"], path["object"]):
-            wanted.append("storage.objects.list")  # Without it, the caller must not learn that it is missing.
+            wanted.append("storage.objects.list")  # Without it, callers must not learn what is missing.
         is_strangers = path.get("bucket") in self.foreign_buckets
         for right in wanted:
             where = f"projects/_/buckets/{path.get('bucket', '')}"
@@ -185,7 +185,7 @@ class StrictStorage:
 
 
 def _with_links_here(request: Request, reply: Reply) -> Reply:
-    """Return the answer with media links that lead here, because the SDK follows them with its token."""
+    """Return the response with media links to this server, because the SDK follows them with its token."""
     if not reply.headers.get("Content-Type", "").startswith("application/json"):
         return reply
     here = f"{request.environ['wsgi.url_scheme']}://{request.header('host')}/download/"

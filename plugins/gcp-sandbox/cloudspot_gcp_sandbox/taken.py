@@ -1,4 +1,4 @@
-"""The IAM permissions that a recorded request took, and their resources, for comparison with the docs' roles.
+"""The IAM permissions that a recorded request needed, and their resources, to compare with the docs.
 
 Sources: Cloud Storage documentation, "IAM permissions for JSON methods"; Cloud Logging, "Access control
 with IAM"; for Compute Engine see :mod:`~cloudspot_gcp_sandbox.rights`.
@@ -31,7 +31,7 @@ _FREE: Final = frozenset({"signed.put", "storage.buckets.testIamPermissions"})
 
 
 def rights_of(call: Call) -> frozenset[str]:
-    """Return the permissions that the call took, such as ``storage.objects.create``."""
+    """Return the permissions that the call needed, such as ``storage.objects.create``."""
     if call.action in _FREE | rights.FREE:
         return frozenset()
     if call.service == "storage":

@@ -1,4 +1,4 @@
-"""Requests to fakes of Google's JSON APIs, and their answers, over WSGI."""
+"""Requests to fakes of Google's JSON APIs, and their responses, over WSGI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
 
 _RESUME_INCOMPLETE = {308: "Resume Incomplete"}
-"""Storage's name for 308; the standard says Permanent Redirect."""
+"""Storage's name for status 308; the standard's name is Permanent Redirect."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Request:
 
     @classmethod
     def of(cls, environ: Mapping[str, Any]) -> Request:
-        """Read a request's line and headers; its body is not read yet."""
+        """Parse a request's line and headers, without reading its body."""
         target = str(environ.get("REQUEST_URI") or environ.get("RAW_URI") or "")
         path = target.partition("?")[0] or quote(environ.get("PATH_INFO", "/").encode("latin-1"))
         text = str(environ.get("QUERY_STRING", ""))
         return cls(environ["REQUEST_METHOD"], path, parse_qs(text, keep_blank_values=True), environ)
 
     def header(self, name: str) -> str | None:
-        """Return a header of the request, or None."""
+        """Return a header of the request, or None if it is missing."""
         name = name.upper().replace("-", "_")
         value = self.environ.get(name if name in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{name}")
         return str(value) if value not in {None, ""} else None
@@ -46,7 +46,7 @@ class Request:
         """Return the body.
 
         Raises:
-            ApiError: 411, it has no length; 400, it is shorter than its length.
+            ApiError: 411, the body's length is missing; 400, the body is shorter than stated.
         """
         length = self.header("content-length")
         if length is None:
@@ -59,7 +59,7 @@ class Request:
         return body
 
     def read_json(self) -> Any:
-        """Return the body's JSON value, or None without a body.
+        """Return the body's JSON value, or None if there is no body.
 
         Raises:
             ApiError: 400, the body or its Content-Type is not JSON.
@@ -83,12 +83,12 @@ class Reply:
 
     @classmethod
     def json(cls, value: Mapping[str, Any], *, status: int = 200) -> Reply:
-        """Return an answer in JSON."""
+        """Return a response in JSON."""
         return cls(status, {"Content-Type": "application/json; charset=UTF-8"}, json.dumps(value).encode())
 
     @classmethod
     def refusal(cls, error: ApiError) -> Reply:
-        """Return the answer for an error."""
+        """Return the response for an error."""
         reply = cls.json(error.value(), status=error.status)
         return cls(reply.status, {**reply.headers, **error.headers}, reply.body)
 
@@ -107,7 +107,7 @@ def parse_json(body: bytes) -> Any:
     """Return the JSON value.
 
     Raises:
-        ApiError: 400, it is not JSON.
+        ApiError: 400, the text is not JSON.
     """
     try:
         return json.loads(body)

@@ -22,7 +22,7 @@ SERVICES: Final = ("cloudbilling", "cloudresourcemanager", "compute", "iam", "lo
 DRIVER_SERVICES: Final = (
     *("artifactregistry", "cloudbuild", "cloudfunctions", "cloudscheduler", "eventarc", "pubsub", "run"),
 )
-"""The additional APIs that drivers in the cloud use."""
+"""The additional APIs that are needed by drivers in the cloud."""
 NETWORK: Final = "cloudspot"
 RULE: Final = "cloudspot-nodes"
 _USER: Final = "roles/iam.serviceAccountUser"
@@ -53,7 +53,7 @@ class GcpAccountSetup(AccountSetup):
             if _MEMBER.fullmatch(whom) is None:
                 raise SpecError(
                     f"--grant-to {whom}: write user:ADDRESS, group:ADDRESS or serviceAccount:ADDRESS; "
-                    "members such as allUsers are never let in"
+                    "members such as allUsers are never accepted"
                 )
         clients, project = self._clients, self._clients.project
         bucket, node = self._bucket(request), f"{DEFAULT_SERVICE_ACCOUNT}@{project}.iam.gserviceaccount.com"
@@ -109,7 +109,7 @@ class GcpAccountSetup(AccountSetup):
         return parts
 
     def settings(self, request: SetupRequest) -> SetupSettings:
-        """Return the store, and the options that name the parts made; see AccountSetup."""
+        """Return the store, and the options that name the parts that were made; see AccountSetup."""
         options = {"project": self._clients.project}
         if self._makes_network:
             options["network"] = NETWORK
@@ -117,7 +117,7 @@ class GcpAccountSetup(AccountSetup):
 
     @property
     def _makes_network(self) -> bool:
-        """Whether to set up cloudspot's own network: the user has named no other."""
+        """Whether to set up cloudspot's own network, because the user has named no other."""
         return not self._options.subnetworks and self._options.network in {"default", NETWORK}
 
     @property
@@ -130,7 +130,8 @@ class GcpAccountSetup(AccountSetup):
         scheme, _, rest = request.store_url.partition("://")
         if scheme != "gs":
             raise SpecError(
-                f"--store {request.store_url}: setup gcp makes a bucket in Cloud Storage; write gs://BUCKET"
+                f"--store {request.store_url}: setup gcp makes a bucket in Cloud Storage, so the URL must "
+                "be gs://BUCKET"
             )
         return rest.partition("/")[0]
 

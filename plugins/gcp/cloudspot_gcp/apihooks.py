@@ -1,4 +1,4 @@
-"""Tells of Google's answers by the hooks of requests, on which all of Google's clients here stand.
+"""Reports Google's API calls through the hooks of requests, which all of Google's clients here use.
 
 Source: requests, "Event Hooks" (checked 2026-11).
 """
@@ -16,7 +16,7 @@ from cloudspot.plugin.apirecording import ApiExchange, tell
 
 
 def tell_of_answers(session: requests.Session) -> None:
-    """Tell of each answer that the session gets from now on, unless it is read as a stream."""
+    """Report each response that the session receives from now on, unless it is read as a stream."""
     session.hooks["response"].append(_tell)
 
 
@@ -40,7 +40,7 @@ def _tell(answer: requests.Response, **options: Any) -> None:
 
 
 def _service_of(path: str) -> str:
-    """Return the service's name by its path: each has its own, whatever host answers for it."""
+    """Return the service's name, judged by its path, which is unique to the service whatever the host."""
     first, _, rest = path.lstrip("/").partition("/")
     if rest.startswith("entries:"):
         return "logging"
@@ -48,7 +48,7 @@ def _service_of(path: str) -> str:
 
 
 def _json_of(body: Any) -> Any:
-    """Return a body's JSON; None: it has none."""
+    """Return a body's JSON, or None if the body contains no JSON."""
     if not isinstance(body, (str, bytes)):
         return None
     try:
@@ -58,7 +58,7 @@ def _json_of(body: Any) -> Any:
 
 
 def error_code(body: Any, status: int) -> str:
-    """Return an error's first reason, else its status in words, else the HTTP status."""
+    """Return an error's first reason, else its status name, else the HTTP status."""
     error = body.get("error") if isinstance(body, Mapping) else None
     if isinstance(error, Mapping):
         reasons = [one.get("reason") for one in error.get("errors") or () if isinstance(one, Mapping)]

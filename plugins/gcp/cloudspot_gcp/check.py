@@ -1,4 +1,4 @@
-"""``cloudspot providers check gcp``: tries each thing that a job needs, and reports how to fix a failure."""
+"""``cloudspot providers check gcp``: tries each step that a job needs, and reports how to fix a failure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _QUOTAS: Final = {Market.SPOT: "PREEMPTIBLE_CPUS", Market.ON_DEMAND: "CPUS"}
 
 
 def check(options: GcpOptions, clients: GcpClients, resources: Resources) -> Sequence[CheckResult]:
-    """Try in order each thing that a submission needs; skip those that depend on a failed one."""
+    """Try in order each step that a submission needs; skip those that depend on a failed one."""
     lines = Checklist(remedy=_SETUP)
     attempt = lines.attempt
 
@@ -66,7 +66,7 @@ def check(options: GcpOptions, clients: GcpClients, resources: Resources) -> Seq
 def wanted_permissions(options: GcpOptions, project: str) -> list[str]:
     """Return the permissions that a launch with these options needs in the project.
 
-    Images of the project need one more ("REST Resource: instances", insert, IAM permissions; checked
+    For the project's images, one more is needed ("REST Resource: instances", insert, IAM permissions; checked
     2026-11); whether another project grants it cannot be checked here.
     """
     permissions = set(PERMISSIONS)
@@ -114,7 +114,7 @@ def _clock(clients: GcpClients) -> str:
 
 
 def _permissions(options: GcpOptions, clients: GcpClients) -> str:
-    """Ask Resource Manager, which anybody may ask about their own permissions."""
+    """Ask Resource Manager, which answers anybody about their own permissions."""
     wanted = wanted_permissions(options, clients.project)
     url = f"{endpoint('cloudresourcemanager')}/v1/projects/{clients.project}:testIamPermissions"
     try:
@@ -124,7 +124,8 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
         raise NotKnown(str(error)) from error
     lacking = [one for one in wanted if one not in answer.get("permissions", ())]
     if lacking == ["iam.serviceAccounts.actAs"]:
-        # Most administrators grant it on the one account, which the project's answer does not show.
+        # Most administrators grant this permission only on the one account, and the project's answer does not
+        # show that.
         return (
             f"all {len(wanted) - 1} of the project; iam.serviceAccounts.actAs is not granted on all accounts"
         )
@@ -144,12 +145,12 @@ def _quota(clients: GcpClients, offer: Offer) -> str:
     name = f'name = "{offer.instance_type}"'
     (type_,) = list_all(clients, "MachineTypesClient", what, zone=zone, filter=name)
     if quota is None or (offer.market is Market.SPOT and quota.limit == 0):
-        # Without a quota of their own, spot machines count against the on-demand quota.
+        # Without a quota of their own, spot machines count towards the on-demand quota.
         raise NotKnown(f"{region} has no quota {metric}")
     left = quota.limit - quota.usage
     if left < type_.guest_cpus:
         raise CloudspotError(
-            f"{left:g} of {quota.limit:g} vCPUs are left in {region}, and one {offer.instance_type} has "
+            f"{left:g} of {quota.limit:g} vCPUs are left in {region}, but one {offer.instance_type} needs "
             f"{type_.guest_cpus}; ask for more of {metric} under IAM & Admin > Quotas"
         )
     number = math.floor(left / type_.guest_cpus)

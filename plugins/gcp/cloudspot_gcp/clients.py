@@ -1,4 +1,4 @@
-"""Clients of Google's services: made when first used, once each, with our timeouts and user agent.
+"""Clients of Google's services: each is made once, when first used, with our timeouts and user agent.
 
 Credentials are Google's Application Default Credentials: ``GOOGLE_APPLICATION_CREDENTIALS``, gcloud's login,
 the machine's service account.
@@ -28,7 +28,7 @@ from cloudspot_gcp.errors import ERRORS, error_of
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
-"""How long a connection may be silent. All services usually answer within a few seconds."""
+"""How long a connection may be silent, in seconds. All services usually answer within a few seconds."""
 TIMEOUT = (CONNECT_SECONDS, READ_SECONDS)
 MAX_CONNECTIONS = 32
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -39,12 +39,12 @@ USER_AGENT = f"cloudspot/{cloudspot.__version__}"
 class GcpClients:
     """Makes and caches clients of one project's services. Thread-safe; construction does no I/O.
 
-    The project comes from the options, else from the places that Application Default Credentials use:
+    The project comes from the options, else from the sources of Application Default Credentials:
     ``GOOGLE_CLOUD_PROJECT``, the credentials' file, gcloud's configuration, the machine.
     """
 
     def __init__(self, *, project: str | None = None) -> None:
-        """Use ``project``, or the environment's if it is None."""
+        """Use ``project``, or the environment's project if it is None."""
         self._wanted_project = project or os.environ.get("GOOGLE_CLOUD_PROJECT") or None
         self._lock = threading.RLock()
         self._found: tuple[Any, str | None] | None = None
@@ -52,11 +52,11 @@ class GcpClients:
 
     @property
     def project(self) -> str:
-        """Return the project that machines and logs belong to.
+        """Return the project to which machines and logs belong.
 
         Raises:
             SpecError: no project is configured.
-            AuthError: there are no credentials, which might have named the project.
+            AuthError: there are no credentials, which could have named the project.
         """
         project = self.project_or_none()
         if project is None:
@@ -77,7 +77,7 @@ class GcpClients:
     def session(self) -> Any:
         """Return an ``AuthorizedSession``: requests with a bearer token, up to 32 connections at once.
 
-        It repeats a request only to use a fresh token.
+        The session repeats a request only in order to use a fresh token.
         """
         return self._once("session", self._make_session)
 
@@ -96,7 +96,7 @@ class GcpClients:
         return getattr(self.compute(kind), method)(request=dict(request), retry=None, timeout=seconds)
 
     def ask_json(self, method: str, url: str, **options: Any) -> Any:
-        """Make a request for which there is no client; return its answer, or raise GoogleAPICallError."""
+        """Make a request for which there is no client; return its response, or raise GoogleAPICallError."""
         answer = self.session().request(method, url, timeout=TIMEOUT, **options)
         if not answer.ok:
             raise error_of(answer)
@@ -106,7 +106,7 @@ class GcpClients:
         with self._lock:
             if self._found is None:
                 with ERRORS.translated("Google Cloud"), warnings.catch_warnings():
-                    # For a user's own login, Google warns that quota is counted elsewhere.
+                    # For a user's own login, Google warns that the quota of another project is used.
                     warnings.simplefilter("ignore")
                     self._found = google.auth.default(scopes=SCOPES)
                     if endpoint("iamcredentials") != "https://iamcredentials.googleapis.com":
@@ -141,7 +141,8 @@ class GcpClients:
             client_info=ClientInfo(user_agent=USER_AGENT),
             client_options={"api_endpoint": endpoint("storage")},
         )
-        # Otherwise a thread reads the bucket's settings for traces, which a node has no right to.
+        # Otherwise, a thread would read the bucket's settings for tracing, which a node is not permitted to
+        # do.
         client._bucket_metadata_cache = None  # noqa: SLF001 - its switch is an environment variable
         return client
 
@@ -154,15 +155,16 @@ class GcpClients:
             client_options={"api_endpoint": endpoint("compute")},
         )
         if is_observed():
-            # Its interceptors see what the client's types keep of an answer, these hooks all of it.
+            # The client's interceptors see only the fields that its types keep; these hooks see the whole
+            # response.
             tell_of_answers(made.transport._session)  # noqa: SLF001 - there is no other way to it
         return made
 
 
 def _ask_no_boundary(credentials: Any) -> None:
-    """Keep google-auth from asking, in a thread at the first token, where the credentials may be used.
+    """Keep google-auth from asking where the credentials may be used, in a thread started at the first token.
 
-    It would ask at IAM's real address, even if the other services are redirected.
+    The question would go to IAM's real address, even if the other services are redirected.
     """
     manager = getattr(credentials, "_rab_manager", None)
     if manager is not None:
@@ -172,12 +174,12 @@ def _ask_no_boundary(credentials: Any) -> None:
 def endpoint(service: str) -> str:
     """Return a service's base URL, without a path: ``https://compute.googleapis.com`` for ``compute``.
 
-    The variables of Google's own tools redirect it, for instance to an emulator:
+    The variables of Google's own tools replace it, for instance with an emulator's URL:
     ``CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE`` as for gcloud (its path does not matter), and for storage
     ``STORAGE_EMULATOR_HOST`` as for the SDKs.
 
     Raises:
-        SpecError: the variable does not hold a URL.
+        SpecError: the variable's value is not a URL.
     """
     name = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
     if service == "storage" and os.environ.get("STORAGE_EMULATOR_HOST"):
@@ -187,5 +189,5 @@ def endpoint(service: str) -> str:
         return f"https://{service}.googleapis.com"
     parts = urlsplit(overridden if "://" in overridden else f"http://{overridden}")
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
-        raise SpecError(f"{name} does not hold a URL such as http://127.0.0.1:8080")
+        raise SpecError(f"{name} must be a URL such as http://127.0.0.1:8080")
     return f"{parts.scheme}://{parts.netloc}"

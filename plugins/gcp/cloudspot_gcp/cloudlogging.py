@@ -1,14 +1,15 @@
 """Log lines in Cloud Logging: entries of text in one log of the project, labelled by job, store and node.
 
-An entry's labels carry the line's number, which readers use to drop repeats and to keep the order, whatever
-the node's clock was. An entry has the line's time, unless Logging would refuse it or sort it before earlier
-entries; the line's own time is then a label too.
+An entry's labels contain the line's number, which readers use to drop repeats and to keep the order, even if
+the node's clock was wrong. An entry has the line's time, unless Logging would refuse that time or sort the
+entry before earlier ones; the line's own time is then a label, too.
 
 The first line of a stream on each day (UTC) is marked, so that a query for the few marked entries finds all
 streams and days.
 
-Logging answers 60 list requests a minute for a whole project. A reader that follows therefore asks for all
-nodes of the job at once, and waits two seconds for each thousand entries before it asks again.
+For a whole project, Logging answers at most 60 list requests a minute. A reader that follows the log
+therefore asks for all nodes of the job at once, and waits two seconds for each thousand entries before it
+asks again.
 
 Source: Cloud Logging API reference, entries.write and entries.list; "Quotas and limits" (checked 2026-11).
 """
@@ -35,11 +36,12 @@ from cloudspot_gcp.cloudloggingrequests import EntryRefused, LogRequests
 LOG_NAME = "cloudspot"
 MAX_BATCH_ENTRIES = 1000
 MAX_BATCH_BYTES = 5_000_000
-"""Counted at six bytes of JSON for each character; a request can hold 10 MB."""
+"""The limit counts six bytes of JSON for each character; a request can hold 10 MB."""
 ENTRY_OVERHEAD_BYTES = 500
 MAX_TEXT = 50_000
-"""The most characters of one entry; longer lines become several entries. A character takes up to four bytes,
-and an entry holds 256 KiB."""
+"""The maximum length of one entry, in characters; longer lines become several entries. A character takes up
+to four bytes, and an entry holds 256 KiB.
+"""
 SHARE_SECONDS = 2.0
 
 # A child of the logger whose lines an agent delivers with its job's log.
@@ -65,14 +67,14 @@ class CloudLoggingSink(CloudLoggingReader):
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O. ``store_url`` is canonical; the options' checks cover ``log_name``."""
+        """Do no I/O. ``store_url`` is canonical; ``log_name`` was checked with the options."""
         self._log_name = log_name or LOG_NAME
         labels = {"job": job_id, "store": store_digest(store_url)}
         requests = LogRequests(clients or GcpClients(), log_name=self._log_name, labels=labels, sleep=sleep)
         super().__init__(requests, labels=labels, share_seconds=share_seconds, now=now, clock=clock)
         self._times = EntryTimes(self._newest_time, now=now)
         self._marked: dict[str, date] = {}
-        """The day of the last line written, by stream; that day has its mark."""
+        """The day of the last line written, by stream; a line of that day has been marked already."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
         if not records:
@@ -119,7 +121,7 @@ class CloudLoggingSink(CloudLoggingReader):
                 yield {
                     "textPayload": text,
                     "timestamp": iso(at),
-                    # Entries of the same time are listed in the order of their ids.
+                    # Entries with the same time are listed in the order of their ids.
                     "insertId": f"{about}-{stream}-{record.seq:012}-{number:06}",
                     "labels": labels,
                 }
@@ -134,7 +136,7 @@ class CloudLoggingSink(CloudLoggingReader):
         try:
             self._requests.write(entries)
         except EntryRefused as error:
-            # Delivering them again would not help, and would hold up all later lines.
+            # Delivering these entries again would not help, and would hold up all later lines.
             _log.warning("Cloud Logging refuses lines of %s: %s", stream, error)
             return False
         return True

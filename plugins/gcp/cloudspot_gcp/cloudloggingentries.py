@@ -1,4 +1,4 @@
-"""Turns Cloud Logging's entries into lines, each of one entry or several, and parses its times."""
+"""Turns Cloud Logging's entries into lines, each made of one entry or several, and parses its times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from cloudspot.plugin.answers import UNREADABLE, moment
 from cloudspot.plugin.logorder import Arrival, Joiner
 
 MARK = "day"
-"""The value of the label ``mark`` on a stream's first line of each day, used to find streams and days."""
+"""The value of the label ``mark`` on a stream's first line of each day, which is used to find streams and
+days.
+"""
 
 _Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
@@ -22,11 +24,11 @@ _Time = Annotated[datetime, msgspec.Meta(tz=True)]
 class EntryReader:
     """Turns entries of a stream into lines.
 
-    Logging ignores case when it compares labels, so this skips the entries of other jobs.
+    Logging ignores case when it compares labels, so this class skips the entries of other jobs.
     """
 
     def __init__(self, stream: str, labels: Mapping[str, str]) -> None:
-        """Every entry of the job has the ``labels``."""
+        """``labels`` are on every entry of the job."""
         self._stream = stream
         self._wanted = {**labels, "stream": stream}
         self._joiner = Joiner()
@@ -56,12 +58,12 @@ def parse_time(text: str) -> datetime:
     """Parse a time in Logging's format, to the microsecond; raise ValueError for any other value."""
     found = moment(convert(text, _Time))
     if found is None:
-        raise ValueError("it is not a time that Logging can tell")
+        raise ValueError("it is not a time that Cloud Logging supports")
     return found
 
 
 def milliseconds(text: str) -> int:
-    """Return a time of Logging's in milliseconds since 1970, or 0 if it is not a time."""
+    """Return one of Logging's times in milliseconds since 1970, or 0 if it is not a time."""
     try:
         return int(parse_time(text).timestamp() * 1000)
     except ValueError:

@@ -17,11 +17,12 @@ from cloudspot_gcp.cloudloggingentries import MARK, EntryReader, day_of, iso, mi
 from cloudspot_gcp.cloudloggingrequests import LogRequests
 
 OVERLAP = timedelta(seconds=60)
-"""How far back a reader that follows starts, because entries may become visible out of order."""
+"""How far back a follower starts to read, because entries may become visible out of order."""
 LIST_SECONDS = 30.0
-"""How often a reader that follows lists the streams; in between, new lines show it new streams."""
+"""How often a follower lists the streams, in seconds; in between, it learns of a new stream from its lines.
+"""
 LOOK_BACK_MS = 3_600_000
-"""How far before a missing line the stream is read again."""
+"""How far before a missing line a stream is read again, in milliseconds."""
 
 
 class CloudLoggingReader(LogSink):
@@ -36,7 +37,7 @@ class CloudLoggingReader(LogSink):
         now: Callable[[], datetime],
         clock: Callable[[], float],
     ) -> None:
-        """All the job's entries have the ``labels``; a reader that follows asks every ``share_seconds``."""
+        """All the job's entries have the ``labels``; a follower asks every ``share_seconds``."""
         self._requests = requests
         self._labels = labels
         self._share_seconds = share_seconds
@@ -46,7 +47,8 @@ class CloudLoggingReader(LogSink):
         self._followed: dict[str, _Followed] = {}
         """The streams that have been read to their end."""
         self._places: dict[str, tuple[int, int]] = {}
-        """For each stream read from the end: a line's number, and when Logging received the next lines."""
+        """For each stream read from the end: a line's number, and when Logging received the lines after it.
+        """
         self._received_ms: int | None = None
         """When Logging received the newest entry that was read for the followed streams."""
         self._shared_at: float | None = None
@@ -58,7 +60,7 @@ class CloudLoggingReader(LogSink):
     def streams(self) -> Sequence[str]:
         """Return the names of the job's streams, sorted; see LogSink.
 
-        A reader that follows may call this at any time: the shared requests show new streams.
+        A follower may call this at any time, because its shared requests show new streams.
         """
         with self._lock:
             age = None if self._listed_at is None else self._clock() - self._listed_at
@@ -72,7 +74,7 @@ class CloudLoggingReader(LogSink):
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
 
-        A line that has just arrived is held back while an earlier line is missing, which may still appear.
+        A line that has just arrived is held back while an earlier line, which may still appear, is missing.
         """
         check_stream(stream)
         received_ms: int | None = None
@@ -111,13 +113,17 @@ class CloudLoggingReader(LogSink):
 
         lowest_ms = self._now_ms()
         for record in read_back(pages()):
-            # A reader that continues after this line need not read the entries delivered before it.
+            # A reader that continues after this line need not read the entries that Logging received before
+            # it.
             lowest_ms = min(lowest_ms, received.pop(record.seq, lowest_ms))
             self._places[stream] = (record.seq, lowest_ms)
             yield record
 
     def pieces(self) -> Sequence[LogPiece]:
-        """Return each stream as one piece, without its size; see LogSink. One request finds 1000 days."""
+        """Return each stream as one piece, without its size; see LogSink.
+
+        One request finds up to 1000 days.
+        """
         days: dict[str, set[date]] = {}
         for entry in self._marks():
             with suppress(*UNREADABLE):
@@ -134,9 +140,9 @@ class CloudLoggingReader(LogSink):
         ]
 
     def _read_on(self, followed: _Followed, after: int) -> list[LogRecord] | None:
-        """Return the records that have arrived since, from the requests that all followed streams share.
+        """Return the newly arrived records, from the requests that all followed streams share.
 
-        Return None if a line in between is missing; the stream must then be read by itself.
+        Return None if a line in between is missing; the stream must then be read separately.
         """
         with self._lock:
             self._share()
@@ -154,7 +160,7 @@ class CloudLoggingReader(LogSink):
     def _follow(self, followed: _Followed, *, received_ms: int) -> None:
         """Include a stream that was read to its end in the shared requests from now on.
 
-        ``received_ms`` is when its reading began; entries received since then may be missing.
+        ``received_ms`` is the time at which its reading began; later entries may be missing.
         """
         with self._lock:
             followed.received_ms = max(followed.received_ms, received_ms)
@@ -163,14 +169,14 @@ class CloudLoggingReader(LogSink):
                 self._received_ms = min(self._received_ms, followed.received_ms)
 
     def _share(self) -> None:
-        """Fetch new entries of all streams, unless that was a moment ago; wait longer after many pages."""
+        """Fetch new entries of all streams, unless it was done just before; wait longer after many pages."""
         if self._shared_at is None or self._clock() - self._shared_at >= self._wait_seconds:
             num_pages = self._fetch_new()
             self._wait_seconds = self._share_seconds * num_pages
             self._shared_at = self._clock()
 
     def _fetch_new(self) -> int:
-        """Give all followed streams the entries received since the last time; return the number of pages."""
+        """Give each followed stream its newly received entries; return the number of pages."""
         if self._received_ms is None:
             self._received_ms = min((one.received_ms for one in self._followed.values()), default=0)
         newest, num_pages = self._received_ms, 0
@@ -196,7 +202,7 @@ class CloudLoggingReader(LogSink):
             yield from (entry for entry in page if self._stream_of(entry) is not None)
 
     def _stream_of(self, entry: Mapping[str, Any]) -> str | None:
-        """Return an entry's stream, or None if it is another job's: Logging ignores case in queries."""
+        """Return an entry's stream, or None if it belongs to another job, as queries ignore case."""
         labels: Mapping[str, Any] = entry.get("labels") or {}
         name = str(labels.get("stream", ""))
         is_ours = all(labels.get(key) == value for key, value in self._labels.items())
@@ -217,7 +223,7 @@ class _Followed:
         self.passed_ms = 0
         """When Logging received that line; 0 if unknown."""
         self.received_ms = 0
-        """When Logging received the newest entry that was read; it may have received unread ones since."""
+        """When Logging received the newest entry that was read; unread entries may have arrived since."""
         self.waiting: list[Arrival] = []
         """Lines that a shared request has fetched, or that wait for an earlier line."""
 
@@ -228,7 +234,7 @@ class _Followed:
         return found
 
     def wait_with(self, entry: Mapping[str, Any]) -> None:
-        """Keep the line that the entry completes, if any, until the stream is read further."""
+        """Keep the line that the entry completes, if any, until more of the stream is read."""
         self.waiting += [one for one in self.take([entry]) if one.record.seq > self.seq]
 
     def passed_on(self, arrivals: Iterator[Arrival]) -> Iterator[LogRecord]:
@@ -244,7 +250,7 @@ def about_stream(stream: str) -> str:
 
 
 def _since(received_ms: int) -> str:
-    """Return the query for the entries that Logging has received since then, less the overlap."""
+    """Return the query for the entries received since ``received_ms`` minus the overlap."""
     since = datetime.fromtimestamp(received_ms / 1000, timezone.utc) - OVERLAP
-    oldest = since - 2 * MAX_AGE  # This only spares Logging a search through all of its entries.
+    oldest = since - 2 * MAX_AGE  # This bound only saves Logging from searching all of its entries.
     return f'timestamp>="{iso(oldest)}" AND receiveTimestamp>="{iso(since)}"'

@@ -15,7 +15,7 @@ from cloudspot_gcp.errors import ERRORS, error_of
 
 PAGE_ENTRIES = 1000
 NUM_THROTTLED_TRIES = 10
-"""How often a throttled list request is tried: for 51 s in all, because the quota is per minute."""
+"""How many times a throttled list request is tried, over 51 s in all, because the quota is per minute."""
 
 
 class EntryRefused(CloudspotError):
@@ -46,7 +46,7 @@ class LogRequests:
         self._labels = labels
         self._sleep = sleep
         self.answered_ms = 0
-        """When Logging gave the last answer, by its own clock; 0 if unknown."""
+        """When Logging sent its last response, by its own clock; 0 if unknown."""
 
     @property
     def log(self) -> str:
@@ -57,8 +57,8 @@ class LogRequests:
         """Write entries with the labels, in addition to their own.
 
         Raises:
-            EntryRefused: Logging will never accept some of them; it has accepted the others.
-            TransientError: some may not have been written; it is safe to write them again.
+            EntryRefused: Logging will never accept some of the entries; it has accepted the others.
+            TransientError: some entries may not have been written; it is safe to write them again.
         """
         body = {
             "logName": self.log,
@@ -126,17 +126,17 @@ class LogRequests:
 
 
 def _listing(answer: Any) -> dict[str, Any]:
-    """Return an answer as a dictionary; raise TypeError if its entries are not entries."""
+    """Return a response as a dictionary; raise TypeError if its entries are malformed."""
     entries = answer.get("entries", [])
     if not isinstance(entries, list) or any(
         not isinstance(one, dict) or not isinstance(one.get("labels") or {}, dict) for one in entries
     ):
-        raise TypeError("these are not entries")
+        raise TypeError("the entries of the answer are malformed")
     return dict(answer)
 
 
 def _milliseconds(date: str) -> int:
-    """Return the time in a header, in milliseconds since 1970, or 0 if it has none."""
+    """Return the time in a header, in milliseconds since 1970, or 0 if there is no time."""
     try:
         return int(parsedate_to_datetime(date).timestamp() * 1000)
     except UNREADABLE:

@@ -1,4 +1,7 @@
-"""Creates, lists and ends Compute Engine machines. A launch is one bulk insert, repeatable by its id."""
+"""Creates, lists and ends Compute Engine machines.
+
+A launch is one bulk insert, which can be repeated because it has an id.
+"""
 
 from __future__ import annotations
 
@@ -50,20 +53,26 @@ from cloudspot_gcp.refusals import MIN_COUNT, NoticeRefusedError, causes_of, fai
 from cloudspot_gcp.request import ComputeRequest, render_request, request_id, without_notice
 
 UNREACHABLE: Final = "UNREACHABLE"
-"""The warning in place of a zone's part of a listing, in an answer that is a success nevertheless."""
+"""The warning that takes the place of a zone's part of a listing, although the response itself is a success.
+"""
 PAGE: Final = 500
-"""The most items on a page of a listing."""
+"""The maximum number of items on a page of a listing."""
 CONSOLE_BYTES: Final = 64 << 10
-"""How much of a console is requested; a negative start counts from the end (Compute Engine API reference,
-instances.getSerialPortOutput, checked 2026-11)."""
+"""How much of a console's output is requested; a negative start counts from the end (Compute Engine API
+reference, instances.getSerialPortOutput, checked 2026-11).
+"""
 _ENDS: Final = " OR ".join(f'(operationType = "{kind}")' for kind in END_OPERATIONS)
-"""The filter for operations that end machines. Their targets' names are compared in this module, because the
-API's filter cannot match part of a URL."""
+"""The filter for operations that end machines. The names of their targets are compared in this module,
+because the API's filter cannot match part of a URL.
+"""
 
 _BUSY: Final = {"resourceNotReady": TransientError, "resourceInUseByAnotherResource": TransientError}
-"""The codes for a machine that another operation is making or ending ("Troubleshooting VM creation")."""
+"""The error codes for a machine that another operation is making or ending ("Troubleshooting VM creation").
+"""
 _LATER: Final = {**_BUSY, "notFound": TransientError, "conditionNotMet": TransientError}
-"""Also the codes for a machine that is not visible yet, and for attributes that have just been changed."""
+"""In addition, the codes for a machine that is not visible yet, and for attributes that have just been
+changed.
+"""
 
 _log = logging.getLogger("cloudspot.gcp.compute")
 
@@ -74,10 +83,12 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     provider = "gcp"
     finder_type = GcpOfferFinder
     # Google does not state how long Compute Engine remembers a request id; its newer APIs promise an hour.
-    # This is half of that: a launch that is still unknown by then is closed, and another one is begun.
+    # The limit is half of that: a launch that is still unknown after this time is closed, and another one is
+    # begun.
     token_seconds = 1800.0
-    # The operation that ended a machine reports its end. Without one (operations are kept for two weeks), ten
-    # minutes of absence prove the end, because listings lag by seconds at most.
+    # The operation that ended a machine reports its end. Without such an operation, ten minutes of absence
+    # prove that the machine has ended, because listings lag by seconds at most; operations are kept for two
+    # weeks.
     absence_proves_after_seconds = 600.0
 
     def __init__(self, options: GcpOptions, clients: GcpClients) -> None:
@@ -86,16 +97,17 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         self._stores: dict[str, str] = {}
         """The stores whose machines were seen, by ``store_digest``."""
         self._has_notice = True
-        """Whether no launch has been refused for its notice so far; the refusal is logged once."""
+        """Whether no launch has been refused because of its notice so far; such a refusal is logged once."""
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
         return render_request(self.options, group)
 
     def create(self, request: CreateRequest) -> CreateResult:
-        """Create the machines of the request by one bulk insert, or none.
+        """Create all the machines of the request by one bulk insert, or none.
 
-        This waits for its operation, which alone shows whether there is capacity. A launch that is refused
-        for the notice that it asks for is sent again without it, under another id derived from the token.
+        The call waits for the insert's operation, because only the operation shows whether there is capacity.
+        A launch that is refused because of its requested notice is sent again without one, under another id
+        derived from the token.
         """
         body, token = decode_request(request.request, ComputeRequest), request.token
         self._learn_store(body.store_url)
@@ -128,9 +140,9 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         return CreateResult(instances=self._made(body, made))
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Correct the attributes where they differ from the facts; safe to repeat.
+        """Correct the attributes that differ from ``facts``; safe to repeat.
 
-        The launch's request has set the number of its machines and the name of the first.
+        The launch's request has already set the number of its machines and the name of the first one.
         """
         address = facts.get(attributes.MASTER_ADDR)
         first = next((place_of_id(one.id) for one in instances if address and one.address == address), None)
@@ -142,7 +154,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines, including those deleted within two weeks; see Provisioner.
 
-        Without a job, deleted machines are left out if their job's id is too long for their names.
+        If no job is named, deleted machines are omitted if their job's id is too long for a machine's name.
         """
         with readable("listing the machines"):
             listed = self._listed(request.job_id)
@@ -176,7 +188,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     def console(self, instance: Instance) -> str:
         """Return the end of the output of the machine's first serial port; see Provisioner.
 
-        Images send the output of the boot and the startup script there. It is deleted with the machine.
+        Images send the output of the boot and of the startup script to this port. The output is deleted with
+        the machine.
         """
         place = place_of_id(instance.id)
         if place is None:
@@ -210,7 +223,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         from google.cloud.compute_v1 import BulkInsertInstanceResource
 
         try:
-            # The request has exactly the stored fields: a field that the SDK does not know is an error.
+            # The request has exactly the stored fields; a field that the SDK does not know is an error.
             resource = BulkInsertInstanceResource.from_json(json.dumps(body.bulk_insert))
         except ParseError as error:
             raise ProvisionError(
@@ -233,8 +246,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     def _group(self, operation: Any, body: ComputeRequest) -> list[Any]:
         """Return the operations that insert the launch's machines, one for each.
 
-        A launch that failed before there was any machine may name no group. Then there is nothing to ask for,
-        because operations of other jobs name no group either.
+        If a launch failed before there was any machine, its operation may name no group. Then there is
+        nothing to look up, because operations of other jobs name no group either.
         """
         if not operation.operation_group_id:
             return []
@@ -247,7 +260,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         ]
 
     def _remove(self, made: Sequence[Place], what: str) -> None:
-        """Delete the machines that a failed launch has made nevertheless."""
+        """Delete any machines that a failed launch has made."""
         if not made:
             return
         try:
@@ -255,7 +268,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         except TransientError:
             raise
         except CloudspotError as error:
-            raise TransientError(f"{error}; machines may be left") from error
+            raise TransientError(f"{error}; machines may still be running") from error
 
     def _made(self, body: ComputeRequest, made: Sequence[Place]) -> tuple[Instance, ...]:
         """Return the machines of a successful launch, even those that listings do not show yet."""
@@ -293,7 +306,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         """Return the listing of each zone and region.
 
         Raises:
-            TransientError: one that the job uses does not answer, so its machines run but are not listed.
+            TransientError: a zone or region that the job uses does not answer, so machines that run there are
+                not listed.
         """
         request = {"project": self.clients.project, "filter": expression, "max_results": PAGE}
         pages = ask(what, lambda: list(self.clients.call(kind, "aggregated_list", request).pages))
@@ -304,10 +318,10 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             for name, scope in page.items.items()
             if scope.warning.code == UNREACHABLE
         }
-        regions = wanted_regions(self.options)  # The stored options; the job has no machines elsewhere.
+        regions = wanted_regions(self.options)  # The options are stored, so they name all.
         ours = sorted(one for one in silent if {one, region_of(one)} & {"global", *regions})
         if ours:
-            raise TransientError(f"{what}: {', '.join(ours)} cannot be reached, so not all are known")
+            raise TransientError(f"{what}: {', '.join(ours)} cannot be reached, so the list is not complete")
         return [scope for page in pages for scope in page.items.values()]
 
     def _vanished(self, ending: Ending, job_id: str | None) -> Instance | None:
@@ -327,9 +341,10 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     # --- single machines --------------------------------------------------------------------------
 
     def _tell(self, place: Place, first_name: str | None, facts: Mapping[str, str]) -> None:
-        """Write the facts to a machine's attributes.
+        """Write ``facts`` to a machine's attributes.
 
-        ``first_name`` names the machine at the facts' address and may stand in its place; None if it cannot.
+        ``first_name`` is the name of the machine with the address in ``facts``, and may be written instead of
+        it, or None if it may not.
         """
         what = "announcing to the machines"
         with ERRORS.translated(what, _LATER):
@@ -350,7 +365,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             raise TransientError(f"{what}: {causes[0].message} ({causes[0].code})")
 
     def _delete(self, targets: Sequence[Place], what: str) -> None:
-        """Delete each machine, even if that fails for another; raise the first error at the end."""
+        """Delete each machine, even if that fails for another one; raise the first error at the end."""
         first: CloudspotError | None = None
         for place in targets:
             try:

@@ -24,7 +24,7 @@ _NO_BILLING = frozenset(
     {"accountDisabled", "billingNotEnabled", "BILLING_DISABLED", "UserProjectAccountProblem"}
 )
 UNUSABLE = NOT_ENABLED | _NO_BILLING
-"""The codes of errors that no right can fix: the API is off, or the project has no billing."""
+"""The codes of errors that no permission can fix: the API is off, or the project has no billing."""
 _REQUEST_LINE = re.compile(r"^[A-Z]+ https?://\S+: ")
 """The text that google-api-core puts before Google's message."""
 _LOG_IN = "run `gcloud auth application-default login`"
@@ -44,7 +44,10 @@ _UNREAD = (requests.exceptions.JSONDecodeError, requests.exceptions.InvalidJSONE
 
 
 class _GoogleErrors(SdkErrors):
-    """The errors of Google's SDKs. Codes are such as ``notFound``, ``SERVICE_DISABLED`` or ``NOT_FOUND``."""
+    """The errors of Google's SDKs.
+
+    Codes are, for example, ``notFound``, ``SERVICE_DISABLED`` or ``NOT_FOUND``.
+    """
 
     cloud = "Google"
     raised = (
@@ -80,7 +83,7 @@ class _GoogleErrors(SdkErrors):
         if isinstance(error, api.GoogleAPIError):
             return CloudspotError(f"{what}: {self.one_line(str(error))}")
         if isinstance(error, _UNREAD):
-            return TransientError(f"{what}: the answer cannot be read")  # Such as a proxy's page.
+            return TransientError(f"{what}: the answer cannot be read")  # The answer may be a proxy's page.
         if isinstance(error, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)):
             return CloudspotError(f"{what}: {self.one_line(str(error))}")
         return TransientError(f"{what}: {self._unreached(error)}")
@@ -88,13 +91,13 @@ class _GoogleErrors(SdkErrors):
     def code_of(self, error: BaseException) -> str:
         if not isinstance(error, api.GoogleAPICallError):
             return ""
-        if error.reason:  # an ErrorInfo's, the most specific code
+        if error.reason:  # from an ErrorInfo, which has the most specific code
             return str(error.reason)
         for one in error.errors:
             if isinstance(one, Mapping) and one.get("reason"):
                 return str(one["reason"])
         status = getattr(error.grpc_status_code, "name", None)
-        return str(status or int(error.code or 0) or "")  # str(HTTPStatus) is a name before Python 3.11
+        return str(status or int(error.code or 0) or "")  # before Python 3.11, str(HTTPStatus) is a name
 
     def status_of(self, error: BaseException) -> int:
         return int(error.code or 0) if isinstance(error, api.GoogleAPICallError) else 0
@@ -146,14 +149,14 @@ class _GoogleErrors(SdkErrors):
         return AuthError(f"{what}: cannot get Google credentials: {text}")
 
     def _unreached(self, error: BaseException) -> str:
-        """Return a message with the host that did not answer; the whole URL may be signed, and is secret."""
+        """Return a message with the host that did not answer, not the URL, which may be signed and secret."""
         request = getattr(error, "request", None)
         host = urlsplit(str(getattr(request, "url", "") or "")).netloc.rpartition("@")[2]
         return f"{f'no answer from {host}' if host else 'the connection broke'}: {self.innermost(error)}"
 
 
 def _words(error: BaseException) -> str:
-    """Return the message of a google-auth error, which may wrap another error and carry answers."""
+    """Return the message of a google-auth error, which may wrap another error and contain responses."""
     first = error.args[0] if error.args else None
     if isinstance(first, auth.GoogleAuthError):
         return _words(first)

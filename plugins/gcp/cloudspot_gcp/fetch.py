@@ -26,7 +26,7 @@ def fetch(store_url: str, key: str, path: Path) -> None:
         with ask(url, {"Authorization": f"Bearer {token}"}) as answer:
             path.write_bytes(answer.read(MAX_BYTES))
             if answer.length:
-                raise OSError("the object was cut short, or is too long")
+                raise OSError("the object is truncated or too long")
     except HTTPError as error:
         said = error.read(2000).decode("utf-8", "replace")
         if "/storage/v1/" in error.url:
@@ -47,7 +47,7 @@ class NoRedirects(HTTPRedirectHandler):
 
 
 def ask(url: str, headers: dict[str, str]) -> HTTPResponse:
-    """Return the open answer. The environment's proxies are not used."""
+    """Return the open response. The environment's proxies are not used."""
     request = Request(url, headers=headers)  # noqa: S310
     answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

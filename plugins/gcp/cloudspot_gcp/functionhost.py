@@ -1,7 +1,7 @@
-"""Cloud Run functions as the host of a driver: Cloud Scheduler runs it, and so does Eventarc at a preemption.
+"""Cloud Run functions as the host of a driver; Cloud Scheduler and, at a preemption, Eventarc run it.
 
-The trigger is part of the function: it is made, kept and removed with it. The schedule sends the same kind of
-request as the trigger, a CloudEvent, so that one function handles both.
+The Eventarc trigger is part of the function: it is made, kept and removed with it. The schedule sends the
+same kind of request as the trigger, a CloudEvent, so that one function handles both.
 
 Source: Cloud Functions API v2 (its discovery document), "Write event-driven functions", "Runtime support",
 "Quotas"; Cloud Scheduler API; Cloud Run, "Restrict network ingress"; Eventarc, "Cloud Audit Logs"; Compute
@@ -55,13 +55,13 @@ MEMORY_MIB: Final = 512
 VCPUS: Final = 0.333
 """The vCPUs that come with ``MEMORY_MIB`` (Cloud Run functions, "Configure memory"; from memory)."""
 MAX_INSTANCES: Final = 3
-"""Passes may overlap: a notice does not wait for the schedule."""
+"""Passes may overlap, because a notice does not wait for the schedule."""
 RUNTIME: Final = f"python{sys.version_info[0]}{sys.version_info[1]}"
 LIMITS: Final = FunctionLimits(
     host="Google Cloud",
     runtime=f"Google's {RUNTIME}",
     machines={"x86_64": "x86-64"},
-    # Ubuntu 22.04, and 24.04 from Python 3.14 on.
+    # Ubuntu 22.04; from Python 3.14 on, Ubuntu 24.04.
     glibc={(3, 10): (2, 35), (3, 11): (2, 35), (3, 12): (2, 35), (3, 13): (2, 35), (3, 14): (2, 39)},
 )
 USD_A_VCPU_SECOND: Final = 0.000024
@@ -99,7 +99,7 @@ class CloudRunHost(FunctionHost):
     def __init__(
         self, clients: GcpClients, *, region: str, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """Do no I/O; ``sleep`` is used to wait for builds, and for new accounts and grants to be known."""
+        """Do no I/O; ``sleep`` is used to wait for builds, and until new accounts and grants are known."""
         self._clients = clients
         self._region = region
         self._sleep = sleep
@@ -157,7 +157,8 @@ class CloudRunHost(FunctionHost):
     def remove(self, name: str) -> Sequence[str]:
         """Remove schedules, function with its trigger, grants, roles and account; see FunctionHost.
 
-        Its output stays in Cloud Logging until it expires, because entries cannot be deleted by service.
+        The function's output stays in Cloud Logging until it expires, because entries cannot be deleted for
+        one service alone.
         """
         removed: list[str] = []
         with ERRORS.translated("removing the driver"):
@@ -169,7 +170,7 @@ class CloudRunHost(FunctionHost):
         return removed
 
     def rest(self, name: str) -> DriverRest | None:
-        """Return the pieces of a driver that can outlive its function and schedules."""
+        """Return the resources of a driver that can remain after its function and schedules are removed."""
         with ERRORS.translated("looking for the remains of the driver"):
             return self._rights(name).rest()
 
@@ -251,16 +252,16 @@ class CloudRunHost(FunctionHost):
                     {"attribute": "methodName", "value": "compute.instances.preempted"},
                 ],
                 "serviceAccountEmail": email,
-                # The next pass makes up for a failed one.
+                # A failed pass is not retried, because the next one does its work.
                 "retryPolicy": "RETRY_POLICY_DO_NOT_RETRY",
             },
         }
 
     def _upload(self, archive: bytes) -> Any:
-        """Upload the code to the URL that Google gives, which needs no right to a bucket."""
+        """Upload the code to the URL that Google returns, which needs no permission for a bucket."""
         url = f"{self._function_url('').rstrip('/')}:generateUploadUrl"
         answer = self._ask("POST", url, json={"environment": "GEN_2"})
-        # Google refuses credentials beside the URL's own.
+        # Google refuses credentials in addition to those in the URL.
         sent = requests.put(
             answer["uploadUrl"],
             data=archive,
@@ -276,14 +277,16 @@ class CloudRunHost(FunctionHost):
         return answer["storageSource"]
 
     def _settled(self, name: str) -> dict[str, Any] | None:
-        """Wait for an earlier deployment or removal to end; return the function, or None if there is none."""
+        """Wait for an earlier deployment or removal to end; return the function, or None without one."""
         end = time.monotonic() + BUILD_SECONDS
         while True:
             found = self._found(self._function_url(name))
             if found is None or found["state"] not in {"DEPLOYING", "DELETING"}:
                 return found
             if time.monotonic() >= end:
-                raise CloudspotError(f"the function {name}: {found['state']} after {BUILD_SECONDS:g} s")
+                raise CloudspotError(
+                    f"the function {name} is still in state {found['state']} after {BUILD_SECONDS:g} s"
+                )
             self._sleep(2.0)
 
     def _wait_for(self, operation: Mapping[str, Any]) -> None:
@@ -291,7 +294,7 @@ class CloudRunHost(FunctionHost):
         end = time.monotonic() + BUILD_SECONDS
         while not operation.get("done"):
             if time.monotonic() >= end:
-                raise CloudspotError(f"Google takes more than {BUILD_SECONDS:g} s; try again")
+                raise CloudspotError(f"Google has not made the driver within {BUILD_SECONDS:g} s; try again")
             self._sleep(2.0)
             operation = self._ask("GET", f"{endpoint('cloudfunctions')}/v2/{operation['name']}")
         if "error" in operation:
@@ -340,7 +343,7 @@ def _with_entry(function: DriverFunction) -> bytes:
 
 
 def _has(found: Mapping[str, Any], part: str, wanted: object) -> bool:
-    """Return whether a part of a function is as wanted; Google adds fields of its own."""
+    """Return whether a field of a function has the wanted value; Google adds fields of its own."""
     has = found.get(part)
     if not isinstance(wanted, dict) or not isinstance(has, dict):
         return has == wanted

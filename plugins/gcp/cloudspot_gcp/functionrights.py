@@ -1,7 +1,7 @@
-"""The service account of a driver, and its rights: two roles of its own, and three grants.
+"""The service account of a driver, and its permissions: two roles of its own, and three grants.
 
 Source: IAM API reference, ServiceAccount, Role, Policy ("Allow policies and role bindings": versions, etags);
-"Create and manage custom roles": the id of a deleted role is taken for 37 days (checked 2026-11).
+    "Create and manage custom roles": the id of a deleted role cannot be reused for 37 days (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ _ACCOUNT_USER: Final = "roles/iam.serviceAccountUser"
 
 
 class DriverRights:
-    """Makes and removes the account and the rights of one driver. Existing ones are brought up to date."""
+    """Makes and removes the account and the permissions of one driver.
+
+    An existing account or permission is brought up to date.
+    """
 
     def __init__(
         self, clients: GcpClients, name: str, *, region: str, sleep: Callable[[float], None]
@@ -72,7 +75,7 @@ class DriverRights:
         return f"{self._name}@{self._clients.project}.iam.gserviceaccount.com"
 
     def make(self, function: DriverFunction, bucket: str) -> None:
-        """Make the account, and give it rights to machines, to the bucket and to the nodes' account."""
+        """Make the account, and grant it access to machines, to the bucket and to the nodes' account."""
         self._make_account(bucket)
         role = json.loads(Path(__file__).with_name("role-driver.json").read_text(encoding="utf-8"))
         more = REAP_PERMISSIONS if function.reaps else ()
@@ -83,14 +86,14 @@ class DriverRights:
         self._bind(self._account_policy(), _ACCOUNT_USER)
 
     def let_it_run(self) -> None:
-        """Let the account, and no other, run the function: the schedule and the trigger use it to do so."""
+        """Let only the account run the function; the schedule and the trigger use the account for this."""
         self._bind(self._service_policy(), _INVOKER)
 
     def remove(self) -> Iterator[str]:
-        """Take the grants back, then remove the roles and the account; yield the name of each removed.
+        """Revoke the grants, then remove the roles and the account; yield the name of each removed one.
 
         The account and the roles name the bucket, so they are removed last: a removal that was interrupted
-        can be repeated, and one can be made after the account was deleted by hand.
+        can be repeated, and a removal is possible after the account was deleted by hand.
         """
         account = self._account()
         described = [account or {}, *self._roles("driver"), *self._roles("bucket")]
@@ -100,7 +103,7 @@ class DriverRights:
         for policy in [*policies, *map(bucket_policy, buckets)]:
             try:
                 self._change(policy, self._without)
-            except api.NotFound:  # The bucket or the nodes' account is gone, and its policy with it.
+            except api.NotFound:  # The bucket or the nodes' account is deleted, as is its policy.
                 continue
         for kind in ("driver", "bucket"):
             for role in self._roles(kind):
@@ -111,7 +114,7 @@ class DriverRights:
             yield f"service account {self.email}"
 
     def rest(self) -> DriverRest | None:
-        """Return the account and the roles that exist and are cloudspot's, or None if there are none."""
+        """Return the account and the roles that exist and are cloudspot's, or None if none exist."""
         account = self._account() or {}
         roles = [*self._roles("driver"), *self._roles("bucket")]
         parts = ["service account"] if _DESCRIPTION.fullmatch(str(account.get("description"))) else []
@@ -121,9 +124,10 @@ class DriverRights:
         return DriverRest(tuple(parts), min(since, default=None)) if parts else None
 
     def once_known(self, call: Callable[[], Any]) -> Any:
-        """Repeat ``call`` until Google knows the new account and its rights; return its result.
+        """Repeat ``call`` until Google knows the new account and its permissions; return its result.
 
-        Only an error about this account is repeated; one about the caller's own rights is raised at once.
+        The call is repeated only after an error about this account; an error about the caller's own
+        permissions is raised at once.
         """
 
         def is_new(error: Exception) -> bool:
@@ -195,7 +199,7 @@ class DriverRights:
     # --- policies ---------------------------------------------------------------------------------
 
     def _bind(self, policy: Policy, role: str) -> None:
-        """Grant the account the role, unless it has it."""
+        """Grant the role to the account, unless it already has it."""
         self.once_known(lambda: self._change(policy, lambda found: with_member(found, role, self._member)))
 
     def _without(self, bindings: Sequence[Binding]) -> list[Binding]:

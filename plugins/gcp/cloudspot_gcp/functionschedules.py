@@ -1,4 +1,4 @@
-"""The schedules that run a driver's function, and a trial run that is followed in the function's log.
+"""The schedules that run a driver's function, and a trial run whose output is read from the function's log.
 
 Source: Cloud Scheduler API v1 (its discovery document), "Cron job format"; Cloud Run, "Logging" (checked
 2026-11).
@@ -23,11 +23,11 @@ from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.functionrights import KNOWN_SECONDS
 
 SOURCE: Final = "cloudspot/schedule"
-"""The source that the schedules' events name."""
+"""The event source that the schedules' requests name."""
 MARK: Final = "cloudspot pass:"
 """The beginning of the line that the function prints when a pass has ended."""
 TIMEOUT_SECONDS: Final = 300
-"""How long a pass may take."""
+"""How long a pass may take, in seconds."""
 DENIED: Final = frozenset({7, 16})
 """PERMISSION_DENIED and UNAUTHENTICATED (google.rpc.Code)."""
 LOG_CHARACTERS: Final = 500
@@ -42,7 +42,7 @@ class DriverSchedules:
     def __init__(
         self, clients: GcpClients, email: str, *, region: str, sleep: Callable[[float], None]
     ) -> None:
-        """Do no I/O; ``email`` is the driver's service account, with which the schedules run it."""
+        """Do no I/O; ``email`` is the driver's service account, with which the schedules run the function."""
         self._clients = clients
         self._email = email
         self._name = email.partition("@")[0]
@@ -83,7 +83,7 @@ class DriverSchedules:
             self._ask("DELETE", self._url(job_id))
 
     def every_seconds(self) -> float | None:
-        """Return the seconds between two runs of the function, or None if it does not run."""
+        """Return the seconds between two runs of the function, or None if it is not scheduled."""
         job = self._found(self._name) or {}
         words = str(job.get("schedule", "")).split()
         is_ours = len(words) == 3 and words[0] == "every" and words[2] == "minutes"
@@ -107,7 +107,8 @@ class DriverSchedules:
     def try_once(self, job: Mapping[str, Any], revision: str) -> None:
         """Let the job run this revision once; raise CloudspotError with the function's output if it fails.
 
-        This tries the schedule as well. New grants may take a while to take effect. All times are Google's.
+        The run tests the schedule as well. New grants may take a while to take effect. All times are taken
+        from Google's clocks.
         """
         end, since = time.monotonic() + KNOWN_SECONDS, str(job["userUpdateTime"])
         while True:
@@ -125,7 +126,7 @@ class DriverSchedules:
     def _wait(self, revision: str, *, since: str, attempted: str) -> tuple[str, str, str]:
         """Wait for a pass that ends after ``since``; return its end, its mark and its earlier output.
 
-        If the schedule cannot reach the function, the reason takes the place of the mark.
+        If the schedule cannot reach the function, the reason is returned instead of the mark.
         """
         end = time.monotonic() + TIMEOUT_SECONDS + 30
         while time.monotonic() < end:
@@ -177,5 +178,5 @@ class DriverSchedules:
 
 
 def rate_of(minutes: int) -> str:
-    """Return the schedule in Cloud Scheduler's own syntax; cron's allows only divisors of an hour."""
+    """Return the schedule in Cloud Scheduler's own syntax, because cron's allows only divisors of an hour."""
     return f"every {minutes} minutes"

@@ -1,12 +1,12 @@
 """The object store in Cloud Storage that ``gs://bucket/prefix`` opens.
 
-Create-only puts use Storage's preconditions (``ifGenerationMatch=0``), which hold on versioned buckets too.
+Create-only puts use Storage's preconditions (``ifGenerationMatch=0``), which work on versioned buckets too.
 Contents are sent and received without a copy, by the JSON API, with one CRC32C that Storage verifies on
-writes and this module on reads; all other requests use google-cloud-storage. An upload is sent whole, or in
-pieces that continue after a broken connection.
+writes and this module on reads; all other requests use google-cloud-storage. An upload is sent as a whole, or
+in pieces that continue after a broken connection.
 
 Source: Cloud Storage, "Resumable uploads", "Perform resumable uploads" (checked 2026-11). Storage checks the
-condition of a create-only upload when it ends: googleapis/google-cloud-java#201.
+    condition of a create-only upload at the end of the upload: googleapis/google-cloud-java#201.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cloudspot_gcp.gcsbucket import WRITER, GcsBucket, fields_of
 from cloudspot_gcp.gcspayload import Body, extend_crc32c, multipart, shown_crc32c
 
 UNIT_BYTES = 256 << 10
-"""The size of every piece but the last must be a multiple of this."""
+"""The size of every piece but the last must be a multiple of this size."""
 _CONTENT_TYPE = "application/octet-stream"
 _REACHED = re.compile(r"bytes=0-([0-9]{1,18})")
 
@@ -34,8 +34,8 @@ _REACHED = re.compile(r"bytes=0-([0-9]{1,18})")
 class GcsUploadRequests(PartedRequests):
     """The requests of one upload. Its parts are sent one after another, by one thread at a time.
 
-    The odd end of the last part is held back for ``complete``, because the size is known only then. An upload
-    that is not completed costs nothing, and Storage deletes it after a week.
+    The last part's remainder beyond a multiple of 256 KiB is held back for ``complete``, because the size is
+    known only then. An upload that is not completed costs nothing, and Storage deletes it after a week.
     """
 
     bucket: GcsBucket
@@ -49,7 +49,7 @@ class GcsUploadRequests(PartedRequests):
         self._start = 0
         """The offset of the part that is being sent."""
         self._position: int | None = 0
-        """The number of bytes that Storage has; None if unknown, after a connection broke."""
+        """The number of bytes that Storage has, or None if it is unknown because a connection broke."""
         self._checksum = 0
         self._rest = b""
 
@@ -104,13 +104,14 @@ class GcsUploadRequests(PartedRequests):
 
     def drop(self, upload_id: str) -> None:
         with self.bucket.asking("write", self.key):
-            # The answer is 499 on success, and 404 if the upload no longer exists.
+            # The response has status 499 on success, and 404 if the upload no longer exists.
             self.bucket.clients.session().delete(upload_id, timeout=TIMEOUT)
 
     def _carry(self, upload_id: str, view: memoryview, *, total: int | None) -> dict[str, Any]:
         """Send the bytes at the part's offset, until Storage has all of them.
 
-        Returns the object's description if ``total`` is given, because this is then the end, else nothing.
+        Return the object's description if ``total`` is given, which makes these the last bytes; otherwise
+        return an empty one.
 
         Raises:
             TransientError: a connection broke, or Storage failed; the next call continues from there.
@@ -132,20 +133,22 @@ class GcsUploadRequests(PartedRequests):
             position = 0 if reached is None else int(reached[1]) + 1
             if not start <= position <= end:
                 raise CloudspotError(
-                    f"{self.bucket.url}: {self.key} is at {position} bytes, not between {start} "
-                    f"and {end}; upload it again"
+                    f"{self.bucket.url}: the upload of {self.key} is at {position} bytes, not between "
+                    f"{start} and {end}; upload it again"
                 )
             has_moved = self._position is None or position > self._position
             self._position = position
             if not has_moved:
-                raise TransientError(f"{self.bucket.url}: the upload of {self.key} stays at {position} bytes")
+                raise TransientError(
+                    f"{self.bucket.url}: the upload of {self.key} does not get beyond {position} bytes"
+                )
         return {}
 
     def _described(self, answer: Any) -> dict[str, Any]:
         """Return Storage's description of the object that an upload has created.
 
         Raises:
-            TransientError: the answer cannot be read, so the caller must look up who wrote the object.
+            TransientError: the response cannot be read, so the caller must look up who wrote the object.
         """
         with self.bucket.asking(self.verb, self.key):
             described = fields_of(answer)

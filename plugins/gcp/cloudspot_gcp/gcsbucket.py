@@ -1,4 +1,4 @@
-"""A bucket of Cloud Storage: the requests it takes, and what its errors mean."""
+"""A bucket of Cloud Storage: the requests that it accepts, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from cloudspot_gcp.gcspayload import extend_crc32c, shown_crc32c
 from cloudspot_gcp.gcssettings import check_settings
 
 WRITER = "cloudspot-writer"
-"""The metadata that names an object's writer."""
+"""The metadata key that names an object's writer."""
 
 _NO_BUCKET = "bucket does not exist"
 _CHANGED = "match calculated"
-"""Part of Storage's message for a checksum that differs."""
+"""Part of Storage's message about a checksum that differs."""
 _NOT_MET = frozenset({"conditionNotMet", "412"})
-"""The codes of a 412 that is about a write's own condition; another reason is orgPolicyConstraintFailed.
-Google's storage-testbench and fake-gcs-server give no reason, and the code is then the status.
-Source: Cloud Storage JSON API, "HTTP status and error codes for JSON" (checked 2026-11)."""
+"""The codes of a 412 that is caused by a write's own condition; another cause is orgPolicyConstraintFailed.
+Google's storage-testbench and fake-gcs-server state no reason, so that the code is the status. Source: Cloud
+Storage JSON API, "HTTP status and error codes for JSON" (checked 2026-11)."""
 _OBJECT = "size,crc32c,updated,generation,metadata"
-# An empty listing has only its kind.
+# An empty listing has only the field ``kind``.
 _LISTED = "kind,items(name,size,crc32c,updated,generation),nextPageToken"
 _CRC32C = re.compile(r"(?:^|,)\s*crc32c=([^,\s]+)")
 _KINDS: Mapping[int, type[CloudspotError]] = {
@@ -59,7 +59,7 @@ _MISSING: Mapping[str, type[CloudspotError]] = {
     **dict.fromkeys(("list", "ask for"), SpecError),
     **dict.fromkeys(("read", "delete"), ObjectMissing),
 }
-"""The error that a 404 means, by verb."""
+"""The error for a 404, by verb."""
 
 
 class GcsBucket(Bucket):
@@ -84,7 +84,7 @@ class GcsBucket(Bucket):
         self.clients = clients or GcpClients()
 
     def connect(self) -> Any:
-        """Return the SDK's bucket; no I/O. Raise AuthError if there are no credentials."""
+        """Return the SDK's bucket; this does no I/O. Raise AuthError if there are no credentials."""
         pace(HTTPConnection)
         return self.clients.storage().bucket(self.name)
 
@@ -101,7 +101,7 @@ class GcsBucket(Bucket):
     def translation(self, error: Exception, what: str) -> CloudspotError:
         found = super().translation(error, what)
         if ERRORS.status_of(error) == HTTPStatus.BAD_REQUEST and _CHANGED in str(error):
-            return TransientError(f"{found}: the bytes changed on the way")
+            return TransientError(f"{found}: the bytes were damaged in transit")
         return found
 
     def head(self, client: Any, name: str) -> Described:
@@ -120,7 +120,7 @@ class GcsBucket(Bucket):
         is_partial = answer.status_code == HTTPStatus.PARTIAL_CONTENT
 
         def verify(data: memoryview) -> None:
-            """Compare the checksum, which covers the whole object, with an object that was read whole."""
+            """Compare an object that was read whole with its checksum, which covers the whole object."""
             _, _, total = answer.headers.get("Content-Range", "").partition("/")
             told = _CRC32C.search(answer.headers.get("x-goog-hash", ""))
             if told is None or (is_partial and total != str(len(data))):
@@ -136,8 +136,8 @@ class GcsBucket(Bucket):
     ) -> tuple[Sequence[Listed], str | None]:
         asked = {
             "prefix": prefix,
-            # Storage includes the name that a listing starts from. No key comes between ``after`` and
-            # ``after`` with the smallest character of a key appended.
+            # Storage includes the name from which a listing starts. In the order of keys, none lies between
+            # ``after`` and ``after`` followed by the smallest character.
             "startOffset": None if after is None else f"{after} ",
             "pageToken": token,
             "maxResults": limit,
@@ -155,15 +155,16 @@ class GcsBucket(Bucket):
         with self.send("DELETE", self._path(name)) as answer:
             is_told = answer.status_code == HTTPStatus.NO_CONTENT
         if not is_told:
-            # storage-testbench and fake-gcs-server answer 200, as a login page does: check that it is gone.
+            # storage-testbench and fake-gcs-server answer 200, as a login page does, so check that it no
+            # longer exists.
             with suppress(NotFound):
                 self.head(client, name)
-                raise NotTold("the status 204")
+                raise NotTold("status 204")
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         """Return a URL that reads the object; see Bucket.
 
-        A service account's key signs it; on a machine, which has no key, IAM does.
+        The URL is signed with a service account's key or, on a machine, which has no key, by IAM.
 
         Raises:
             CloudspotError: the credentials are a user's own login, which cannot sign.
@@ -179,9 +180,10 @@ class GcsBucket(Bucket):
         return url
 
     def sign_link(self, client: Any, name: str, seconds: int, media_type: str) -> LinkResult:
-        """Return a URL that a browser shows; see Bucket.
+        """Return the URL of a page to open in a browser; see Bucket.
 
-        A service account signs it, and the signature outlives the token that was used to request it.
+        A service account signs it, and the signature remains valid after the token that was used to request
+        it.
 
         Raises:
             CloudspotError: the credentials are a user's own login, which cannot sign.
@@ -215,8 +217,8 @@ class GcsBucket(Bucket):
     def send(self, method: str, path: str, **options: Any) -> Any:
         """Make a request by the JSON API, with a bearer token, and return the ``requests.Response``.
 
-        It is for contents, which the SDK would copy several times. ``path`` is below the endpoint, or a whole
-        URL. Call this within ``asking``.
+        The method is for contents, which the SDK would copy several times. ``path`` is a path at the
+        endpoint, or a whole URL. Call this within ``asking``.
 
         Raises:
             GoogleAPICallError: the answer is an error.
@@ -230,7 +232,7 @@ class GcsBucket(Bucket):
         if answer.status_code >= HTTPStatus.BAD_REQUEST:
             with answer:
                 raise error_of(answer)
-        # Storage answers 308 while an upload is incomplete.
+        # Storage responds with status 308 while an upload is incomplete.
         is_redirect = HTTPStatus.MULTIPLE_CHOICES <= answer.status_code != HTTPStatus.PERMANENT_REDIRECT
         if is_redirect:
             answer.close()
@@ -242,7 +244,7 @@ class GcsBucket(Bucket):
 
 
 def fields_of(answer: Any) -> dict[str, Any]:
-    """Return an answer's JSON fields; raise NotTold if it has none. Call this within ``asking``."""
+    """Return a response's JSON fields; raise NotTold if it has none. Call this within ``asking``."""
     value = answer.json()
     return told(value if isinstance(value, dict) else None, "JSON fields")
 

@@ -14,10 +14,10 @@ from cloudspot.plugin.bufferbody import BLOCK_BYTES
 
 
 class Body:
-    """A request's body in pieces, which are sent without being joined; each attempt iterates over it anew.
+    """A request's body in pieces, which are sent without being joined; each attempt iterates over them anew.
 
     ``requests`` asks such an object for its length and its pieces, and urllib3 passes each piece to
-    ``socket.sendall``. Close it when the request is over: if an error's traceback held it, the caller's
+    ``socket.sendall``. Close the body when the request is over: if an error's traceback held it, the caller's
     buffer would stay exported.
     """
 
@@ -54,7 +54,7 @@ class Body:
 
 def multipart(view: memoryview, described: Mapping[str, Any]) -> tuple[Body, str]:
     """Return the body that sends a whole object with its description, and the body's content type."""
-    # No content contains a mark of this length by chance.
+    # A boundary of this length does not occur in the content by chance.
     mark = secrets.token_hex(24)
     head = (
         f"--{mark}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(described)}\r\n"
@@ -65,7 +65,7 @@ def multipart(view: memoryview, described: Mapping[str, Any]) -> tuple[Body, str
 
 
 def extend_crc32c(checksum: int, view: memoryview) -> int:
-    """Extend the CRC32C ``checksum`` of some bytes by the bytes in ``view``; the checksum of no bytes is 0.
+    """Extend the CRC32C ``checksum`` of some bytes by the bytes in ``view``; start from 0.
 
     google_crc32c, which comes with the SDK, accepts only ``bytes``, and so would need a copy.
     """
@@ -73,5 +73,5 @@ def extend_crc32c(checksum: int, view: memoryview) -> int:
 
 
 def shown_crc32c(checksum: int) -> str:
-    """Return the checksum in the form of Storage's fields and headers."""
+    """Return the checksum in the form that Storage's fields and headers use."""
     return base64.b64encode(checksum.to_bytes(4, "big")).decode("ascii")

@@ -8,11 +8,11 @@ from typing import Any
 from cloudspot.model import CheckResult
 
 _NONCURRENT = frozenset({"daysSinceNoncurrentTime", "noncurrentTimeBefore", "numNewerVersions"})
-"""Conditions that only old versions meet."""
+"""The lifecycle conditions that only old versions can meet."""
 
 
 def check_settings(handle: Any, prefix: str) -> Sequence[CheckResult]:
-    """Return the results for a bucket; ``handle`` is the SDK's, with its settings loaded."""
+    """Return the results for a bucket; ``handle`` is the SDK's bucket, with its settings loaded."""
     return (
         CheckResult(name="bucket location", ok=True, detail=str(handle.location)),
         CheckResult(name="bucket versioning", ok=True, detail=_versioning(handle)),

@@ -16,22 +16,22 @@ from google.api_core import exceptions as api
 from cloudspot_gcp.clients import GcpClients, endpoint
 
 NUM_TRIES: Final = 8
-"""How often a change of a policy is tried when others change it at the same time."""
+"""How often a change of a policy is tried if others change the policy at the same time."""
 Binding = Mapping[str, Any]
-"""A role, its members and perhaps a condition."""
+"""A role, its members and, if there is one, a condition."""
 Change = Callable[[Sequence[Binding]], Sequence[Binding]]
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The requests that read and write a resource's policy; services differ in their form."""
+    """The requests that read and write a resource's policy; services differ in their format."""
 
     read: tuple[str, str]
     write: tuple[str, str]
     is_wrapped: bool = True
-    """Whether it is written as ``{"policy": ...}``."""
+    """Whether the policy is written as ``{"policy": ...}``."""
     asked: Mapping[str, Any] | None = None
-    """The body of the request that reads it."""
+    """The body of the request that reads the policy."""
 
 
 def project_policy(project: str) -> Policy:
@@ -63,9 +63,9 @@ def read_policy(clients: GcpClients, policy: Policy) -> Sequence[Binding]:
 def change_policy(
     clients: GcpClients, policy: Policy, change: Change, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Read the policy, change its bindings and write it; repeat this if another write came in between.
+    """Read the policy, change its bindings and write it; repeat this if another write happened in between.
 
-    Version 3 is requested, because an older one would lose the conditions of other grants.
+    Version 3 is requested, because an older version would lose the conditions of other grants.
     """
     for left in reversed(range(NUM_TRIES)):
         read = clients.ask_json(*policy.read, json=policy.asked)
@@ -87,7 +87,7 @@ def change_policy(
 def with_member(
     bindings: Sequence[Binding], role: str, member: str, condition: Mapping[str, str] | None = None
 ) -> Sequence[Binding]:
-    """Return the bindings with the member in this one; return ``bindings`` itself if it is there."""
+    """Return the bindings with the member added to this one, or ``bindings`` itself if it has it."""
     for binding in bindings:
         if binding["role"] == role and binding.get("condition") == condition:
             if member in binding["members"]:
@@ -100,7 +100,7 @@ def with_member(
 
 def without_member(bindings: Sequence[Binding], member: str, role: str | None = None) -> list[Binding]:
     """Return the bindings without the member, for one role or for all."""
-    # Google keeps the grants of a deleted account, under this name.
+    # Google keeps the grants of a deleted account under this name.
     deleted = f"deleted:{member}?"
 
     def others(binding: Binding) -> list[str]:

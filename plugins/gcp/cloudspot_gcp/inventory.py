@@ -1,10 +1,10 @@
 """Finds the resources that cloudspot has made in a Google Cloud project, for ``cloudspot reap``.
 
-It lists all regions at once. Machines and disks are recognised by their labels. A placement policy has none,
-so it is recognised by its description and by its name, which holds the digest of a known store. External
-addresses are deleted with their machine. cloudspot makes no instance template and no schedule, because
-Compute Engine itself deletes machines when their time is up. An unfinished upload to Cloud Storage is free,
-and is deleted after a week ("Resumable uploads"; checked 2026-11).
+All regions are listed at once. Machines and disks are recognised by their labels. A placement policy has no
+labels, so it is recognised by its description and by its name, which contains the digest of a known store.
+External addresses are deleted with their machine. cloudspot makes no instance template and no schedule,
+because Compute Engine itself deletes machines when their time is up. An unfinished upload to Cloud Storage is
+free, and is deleted after a week ("Resumable uploads"; checked 2026-11).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _IN_USE: Final = {"resourceInUseByAnotherResource": TransientError, "resourceNot
 
 
 def inventories(options: GcpOptions, clients: GcpClients) -> tuple[Inventory, ...]:
-    """Return the inventories of the project, in the order in which to end their assets."""
+    """Return the inventories of the project, in the order in which their assets should be ended."""
     prices = _Prices(clients)
     return (
         _Machines(options, clients, prices),
@@ -51,7 +51,7 @@ def inventories(options: GcpOptions, clients: GcpClients) -> tuple[Inventory, ..
 
 
 class _Prices:
-    """The prices of machines and disks; the price list is read when the first is needed."""
+    """The prices of machines and disks; the price list is read when a price is first needed."""
 
     def __init__(self, clients: GcpClients) -> None:
         self._clients = clients
@@ -63,7 +63,7 @@ class _Prices:
             zone = last_part(described.zone)
             found = find_machine_type(self._clients, zone, last_part(described.machine_type))
             if found is None or (described.guest_accelerators and found.accelerator is None):
-                return None  # accelerators that were attached cost extra
+                return None  # attached accelerators cost extra
             an_hour = self._list(region_of(zone)).of(found, region_of(zone), market)
             return None if an_hour is None else an_hour * HOURS_A_DAY
         return None
@@ -183,7 +183,7 @@ class _PlacementPolicies(Inventory):
 
 
 class _Drivers(DriverInventory):
-    """The functions of ``cloudspot driver`` in all regions, and accounts and roles that outlived theirs."""
+    """The functions of ``cloudspot driver`` in all regions, and accounts and roles without a function."""
 
     title = "drivers"
 
@@ -208,11 +208,11 @@ def _all(clients: GcpClients, kind: str, field: str, what: str, expression: str)
     pages = ask(what, lambda: list(clients.call(kind, "aggregated_list", request).pages))
     silent = sorted({last_part(one) for page in pages for one in page.unreachables})
     if silent:
-        raise TransientError(f"{what}: {', '.join(silent)} cannot be reached, so not all are known")
+        raise TransientError(f"{what}: {', '.join(silent)} cannot be reached, so the list is not complete")
     return [one for page in pages for scope in page.items.values() for one in getattr(scope, field)]
 
 
 def _store_of(labels: Any, store_urls: Sequence[str]) -> str:
-    """Return the store whose digest a label holds, or "" if it is none of these."""
+    """Return the store whose digest a label holds, or "" if it is none of ``store_urls``."""
     digest = labels.get(machinetags.STORE, "")
     return next((one for one in store_urls if machinetags.store_digest(one) == digest), "")

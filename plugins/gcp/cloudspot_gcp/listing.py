@@ -18,14 +18,14 @@ _STATES: Final = {
     "STAGING": InstanceState.PENDING,
     "PENDING": InstanceState.PENDING,
     "RUNNING": InstanceState.RUNNING,
-    # Its host failed and it is moving to another, so it may come back.
+    # The machine's host failed and it is moving to another host, so it may run again.
     "REPAIRING": InstanceState.RUNNING,
     # A machine that shut itself down stays in this state, and its disk is billed until `release` deletes it.
     # If somebody starts it again, it boots a second time, and then ends itself.
     "TERMINATED": InstanceState.ENDED,
 }
 _OTHER: Final = InstanceState.SHUTTING_DOWN
-"""The state for STOPPING and DEPROVISIONING, and for SUSPENDED, which was done by hand and may be undone."""
+"""The state for STOPPING and DEPROVISIONING, and for SUSPENDED, which a user has caused and may undo."""
 PREEMPTED: Final = "compute.instances.preempted"
 END_OPERATIONS: Final = {
     PREEMPTED: EndReason.RECLAIMED,
@@ -41,13 +41,14 @@ github.com/GoogleCloudPlatform/gcpdiag; checked 2026-11)."""
 
 
 class Place(NamedTuple):
-    """A machine's place and names."""
+    """A machine's zone, name and number."""
 
     zone: str
     name: str
     number: str
-    """Compute Engine's own id. It distinguishes machines of the same name, which a launch that is repeated
-    too late may use again, or a later job of the same id."""
+    """Compute Engine's own id. The id distinguishes machines of the same name: a launch that is repeated too
+    late, or a later job of the same id, may use a name again.
+    """
 
     @property
     def id(self) -> str:
@@ -67,11 +68,11 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     reason: EndReason
     at: datetime | None
     is_over: bool
-    """Whether an operation that ends it is done. Until then it may still be running."""
+    """Whether an operation that ends the machine is done. Until then the machine may still be running."""
 
 
 def place_of_id(instance_id: str) -> Place | None:
-    """Return the place in one of cloudspot's machine ids, or None if it is not such an id."""
+    """Return the place in a machine's id, or None if the id is not cloudspot's."""
     parts = instance_id.split("/")
     if len(parts) != len(Place._fields) or not parts[0] or not parts[2].isdigit():
         return None
@@ -89,13 +90,13 @@ def last_part(url: str) -> str:
 
 
 def to_instance(described: Any, ending: Ending | None) -> Instance | None:
-    """Return the machine that Compute Engine describes, or None if it carries no label of cloudspot's.
+    """Return the machine that Compute Engine describes, or None if it has none of cloudspot's labels.
 
-    ``ending`` is its end according to the operations. The rank is in its name, where the machine reads it
-    too.
+    ``ending`` is the machine's end according to the operations. The rank is in the machine's name, from which
+    the machine reads it too.
     """
     labels = dict(described.labels)
-    if not labels.get(machinetags.JOB):  # an empty label names no job, and must not fail the listing
+    if not labels.get(machinetags.JOB):  # an empty label names no job, and must not break the listing
         return None
     state = _STATES.get(described.status, _OTHER)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
@@ -107,7 +108,7 @@ def to_instance(described: Any, ending: Ending | None) -> Instance | None:
         id=place.id,
         state=state,
         job_id=labels[machinetags.JOB],
-        # A machine whose label was tampered with is ended, because launch 0 does not exist.
+        # A machine whose label was changed gets launch 0, which does not exist, and so is ended.
         launch=launch if named is not None and named[0] == launch else 0,
         rank=None if named is None else named[1],
         end_reason=(EndReason.UNKNOWN if ending is None else ending.reason) if is_ending else None,
@@ -140,7 +141,7 @@ def to_vanished_instance(ending: Ending, *, job_id: str, store_url: str) -> Inst
 def endings(operations: Iterable[Any]) -> dict[str, Ending]:
     """Return the ends of cloudspot's machines according to operations, by the machine's id.
 
-    A machine's most specific operation, the first in ``END_OPERATIONS``, gives the reason.
+    A machine's most specific operation, the first in ``END_OPERATIONS``, determines the reason.
     """
     order = list(END_OPERATIONS)
     by_id: dict[str, tuple[int, Ending]] = {}
@@ -159,20 +160,20 @@ def endings(operations: Iterable[Any]) -> dict[str, Ending]:
             both = (by_id[place.id], (rank, ending))
             (rank, ending), (_, lesser) = sorted(both, key=lambda one: one[0])
             if lesser.is_over and not ending.is_over:
-                # An operation that is under way has only the time of its request.
+                # An operation in progress states only the time of its request.
                 ending = msgspec.structs.replace(ending, is_over=True, at=lesser.at)
         by_id[place.id] = (rank, ending)
     return {key: ending for key, (_, ending) in by_id.items()}
 
 
 def _reason(operation: Any, place: Place) -> EndReason:
-    # An operation shows its request's id.
+    # An operation states its request's id.
     is_own = operation.client_operation_id == selfend.request_id(*place)
     return EndReason.SELF if is_own else END_OPERATIONS[operation.operation_type]
 
 
 def target_of(operation: Any) -> Place | None:
-    """Return the machine that an operation is about, or None if it is not cloudspot's."""
+    """Return the machine that an operation is about, or None if the machine is not cloudspot's."""
     where = operation.target_link.partition("/zones/")[2].split("/")
     if len(where) != 3 or where[1] != "instances" or attributes.launch_and_rank(where[2]) is None:
         return None
@@ -185,10 +186,10 @@ def is_done(operation: Any) -> bool:
 
 
 def has_failed(operation: Any) -> bool:
-    """Return whether an operation has failed; it may be done as well."""
+    """Return whether an operation has failed, which it may have even if it is done."""
     return bool(operation.error.errors or operation.http_error_status_code)
 
 
 def to_time(text: str) -> datetime | None:
-    """Return the moment that Compute Engine writes as ``2026-11-20T00:22:00.000-08:00``."""
+    """Return the time that Compute Engine writes as ``2026-11-20T00:22:00.000-08:00``."""
     return moment(text)

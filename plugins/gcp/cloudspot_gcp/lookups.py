@@ -1,7 +1,7 @@
 """Looks up in Google Cloud the image, the network and the machine types that a launch needs.
 
 :mod:`cloudspot_gcp.offers` caches the answers. Each function raises SpecError if an option names something
-that does not exist, AuthError if a right is missing, and TransientError if Google does not answer.
+that does not exist, AuthError if a permission is missing, and TransientError if Google does not answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from cloudspot_gcp.series import (
 )
 
 NUM_TRIES: Final = 4
-"""How often a repeatable request is tried."""
+"""How many times a repeatable request is tried."""
 _IMAGE: Final = re.compile(r"projects/(?P<project>[^/]+)/global/images/(?P<family>family/)?(?P<name>[^/]+)")
 
 T = TypeVar("T")
@@ -53,28 +53,28 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     """The machine image of a launch."""
 
     path: str
-    """``projects/PROJECT/global/images/NAME``: one image, even if a family was named."""
+    """``projects/PROJECT/global/images/NAME``, which is a single image, even if the option names a family."""
     architecture: str
     size_gib: int
-    """The size to count for the boot disk."""
+    """The size of the boot disk for which prices are computed."""
     setup_key: str | None = None
-    """The key of the job's setup, if the image contains it."""
+    """The key of the job's setup, if the image contains that setup."""
 
 
 class GcpMachineType(MachineType, frozen=True, kw_only=True):
-    """A machine type with its accelerators, which are named as in ``nvidia-l4``."""
+    """A machine type with its accelerators, which have names such as ``nvidia-l4``."""
 
     architecture: str
     is_attached: bool = False
-    """Whether the accelerators are attached to it, not built in."""
+    """Whether the accelerators are attached to the machine, rather than built in."""
     is_shared: bool = False
     """Whether it has only a share of its processors, which it may exceed for a while, or of an
     accelerator."""
     zones: tuple[str, ...] = ()
-    """The zones that offer it."""
+    """The zones that offer the type."""
 
     def is_called(self, accelerator: str) -> bool:
-        """Return whether ``accelerator`` is a usual name of this type's accelerator; see the function."""
+        """Return whether ``accelerator`` is a usual name of this type's accelerator; see ``is_called``."""
         return is_called(self.accelerator, accelerator)
 
 
@@ -90,7 +90,7 @@ def _plain(name: str) -> str:
 
 
 def wanted_regions(options: GcpOptions) -> tuple[str, ...]:
-    """Return the regions to try: the options' regions, else their zones' regions, else gcloud's variable."""
+    """Return the regions to try: the options', else those of its zones, else that of gcloud's variable."""
     if options.regions:
         return options.regions
     if options.zones:
@@ -99,7 +99,7 @@ def wanted_regions(options: GcpOptions) -> tuple[str, ...]:
 
 
 def ask(what: str, call: Callable[[], T]) -> T:
-    """Make the call and return its result; repeat it if Google throttles it or fails for a moment."""
+    """Make the call and return its result; repeat it if Google throttles it or fails temporarily."""
 
     def once() -> T:
         with ERRORS.translated(what):
@@ -109,7 +109,7 @@ def ask(what: str, call: Callable[[], T]) -> T:
 
 
 def list_all(clients: GcpClients, kind: str, what: str, **request: Any) -> list[Any]:
-    """Return all items, of all pages, that a client of this kind lists."""
+    """Return all items, from all pages, that a client of this kind lists."""
     asked = {"project": clients.project, "max_results": 500, **request}
     return ask(what, lambda: list(clients.call(kind, "list", asked)))
 
@@ -128,8 +128,8 @@ def _naming(field: str, value: str, where: str = "") -> Iterator[None]:
 def find_zones(clients: GcpClients, region: str) -> tuple[str, ...]:
     """Return the region's standard zones; raise SpecError if the region does not exist.
 
-    A bulk insert puts no machine into an AI zone, and its list of locations may not name one (discovery
-    document, LocationPolicy.locations; checked 2026-11).
+    A bulk insert puts no machine into an AI zone, and its list of locations may not name an AI zone
+    (discovery document, LocationPolicy.locations; checked 2026-11).
     """
     own = {"project": clients.project}
 
@@ -193,7 +193,7 @@ def check_names(clients: GcpClients, options: GcpOptions, regions: Sequence[str]
 
 
 def _project(clients: GcpClients, path: str) -> str:
-    """Return the project in a path, or ours if it has none."""
+    """Return the project in a path, or the clients' project if it has none."""
     parts = path.split("/")
     return parts[1] if parts[0] == "projects" else clients.project
 
@@ -236,8 +236,8 @@ def all_types(
 ) -> list[GcpMachineType]:
     """Return the zones' machine types, with the accelerators to attach.
 
-    Types with a shared core, types that must be reserved, and types that cannot have the kind of disk are
-    left out.
+    Types with a shared core, types that must be reserved, and types that cannot have this kind of disk are
+    omitted.
     """
     types = [
         one
@@ -278,7 +278,7 @@ def _types_in(clients: GcpClients, zones: Sequence[str], expression: str) -> lis
 
 
 def find_machine_type(clients: GcpClients, zone: str, name: str) -> GcpMachineType | None:
-    """Return the machine type of that name, or None if the zone does not have it."""
+    """Return the named machine type, or None if the zone does not have it."""
     what, wanted = f"looking for machine type {name} in {zone}", f'name = "{name}"'
     found = list_all(clients, "MachineTypesClient", what, zone=zone, filter=wanted)
     return _to_type(found[0], zone) if found else None
@@ -301,7 +301,7 @@ def _to_type(described: Any, zone: str) -> GcpMachineType:
 def _attached(
     clients: GcpClients, types: Sequence[GcpMachineType], zones: Sequence[str], resources: Resources
 ) -> list[GcpMachineType]:
-    """Return the types, with the wanted accelerator attached to those that can have it.
+    """Return the types, with the wanted accelerator attached if they support it.
 
     If the accelerator is not named, nothing is attached, and only types with built-in accelerators count.
     """
@@ -327,7 +327,7 @@ def _attached(
                 )
                 for zone in type_.zones
             }
-            # The zones differ in whether they offer it, never in the number of accelerators that it needs.
+            # Zones differ only in whether they offer the accelerator, never in the number that a type needs.
             able = {zone: n for zone, n in counts.items() if n is not None and places.get(zone, 0) >= n}
             if able:
                 attached.append(
@@ -343,7 +343,7 @@ def _attached(
 
 
 def _accelerators_in(clients: GcpClients, zones: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return the most that a machine can have of each accelerator, by zone."""
+    """Return the maximum number of each accelerator on a machine, by zone."""
     most: dict[str, dict[str, int]] = {}
     for zone in zones:
         what = f"looking for accelerators in {zone}"

@@ -1,8 +1,8 @@
-"""Reads a node's identity and its notices from Compute Engine's metadata server.
+"""Reads a node's identity and notices from Compute Engine's metadata server.
 
-It uses only the standard library, because every agent carries it and it must work where nothing is installed.
-Sources: Compute Engine documentation, "View and query VM metadata" ("Wait for updates", "Parts of a
-request"), "Predefined metadata keys", "Create and use Spot VMs", and the discovery document of compute v1,
+The module uses only the standard library, because every agent carries it and it must work where nothing is
+installed. Sources: Compute Engine documentation, "View and query VM metadata" ("Wait for updates", "Parts of
+a request"), "Predefined metadata keys", "Create and use Spot VMs", and the discovery document of compute v1,
 ``Scheduling.preemptionNoticeDuration`` (checked 2026-11).
 """
 
@@ -28,16 +28,18 @@ HOST: Final = "GCE_METADATA_HOST"
 """The environment variable that overrides the server's address, also for Google's clients: ``host`` or
 ``host:port``."""
 DEFAULT_HOST: Final = "169.254.169.254"
-"""The address of metadata.google.internal; it needs no name server."""
+"""The address of metadata.google.internal, for which no name server is needed."""
 SHUTDOWN_SECONDS: Final = 30.0
-"""The most between the power button (ACPI G2) and the end of a spot machine; less has been seen."""
+"""The longest time between the power button (ACPI G2) and the end of a spot machine; shorter times have been
+seen.
+"""
 MAX_NOTICE_SECONDS: Final = 86_400.0
-"""Compute Engine gives no longer notice."""
+"""The longest notice that Compute Engine gives."""
 MAX_LONG_POLL_SECONDS: Final = 60.0
 EXTRA_SECONDS: Final = 5.0
 """How much longer than requested a long poll may take before it counts as broken."""
 EVENT_EVERY: Final = 10
-"""The maintenance event, which is only logged, is read once in this number of polls."""
+"""The maintenance event, which is only logged, is read at every poll whose number is a multiple of this."""
 NO_EVENT: Final = "NONE"
 PREEMPTED: Final = "instance/preempted"
 _MAX_TEXT: Final = 200
@@ -96,12 +98,12 @@ class Metadata:
         return Value(text, headers.get("ETag", ""))
 
     def get(self, path: str) -> str | None:
-        """Return the text at the path without surrounding white space, or None if there is none."""
+        """Return the text at the path without surrounding white space, or None if there is no value."""
         value = self.read(path)
         return None if value is None else value.text.strip()
 
     def require(self, path: str) -> str:
-        """Return the text at the path; raise TransientError as ``read`` does, and while there is none yet."""
+        """Return the text at the path; raise TransientError as ``read`` does, and while there is no value."""
         text = self.get(path)
         if not text:
             raise TransientError(f"the metadata server has no {path} yet")
@@ -111,8 +113,8 @@ class Metadata:
 class GcePreemptionSource(PreemptionSource):
     """Waits for ``instance/preempted``; a maintenance event is not a notice, and is logged once.
 
-    ``preempted`` does not state the time of the end. The power button is pressed after the notice duration of
-    the machine's request, if it has one; then up to 30 seconds are left.
+    ``preempted`` does not state when the machine ends. The power button is pressed after the notice that the
+    machine's request asks for, or at once without one; then up to 30 seconds are left.
     """
 
     poll_seconds: ClassVar[float] = 1.0
@@ -126,7 +128,7 @@ class GcePreemptionSource(PreemptionSource):
     ) -> None:
         """Read the length of the launch's notices from the machine's attribute.
 
-        If the server does not answer, they count as the shortest.
+        If the server does not answer, the shortest notice is assumed.
         """
         self._metadata = metadata or Metadata()
         self.notice_seconds = _notice_seconds(self._metadata)
@@ -144,11 +146,11 @@ class GcePreemptionSource(PreemptionSource):
     def wait(self, timeout: float) -> PreemptionNotice | None:
         """Return as soon as there is a notice, or None after ``timeout`` seconds.
 
-        This uses a long poll, and renews a broken connection. A server that answers too early, because it has
-        no long polls, is asked every ``poll_seconds``.
+        The wait uses a long poll, and renews a broken connection. If a server answers too early, because it
+        does not support long polls, it is asked every ``poll_seconds``.
 
         Raises:
-            TransientError: the server does not answer at all.
+            TransientError: the server never answers.
         """
         end = self._monotonic() + timeout
         self._look_for_event()
@@ -168,7 +170,7 @@ class GcePreemptionSource(PreemptionSource):
         try:
             changed = self._metadata.read(PREEMPTED, newer_than=etag, wait_seconds=seconds)
         except TransientError as error:
-            _log.info("the long poll broke, polling again: %s", error)
+            _log.info("the long poll failed; polling again: %s", error)
             self._sleep(self.poll_seconds)
             return self._metadata.read(PREEMPTED)
         if _as_notice(changed) is None and self._monotonic() - began < self.poll_seconds:
@@ -179,7 +181,7 @@ class GcePreemptionSource(PreemptionSource):
         try:
             event = self._metadata.get("instance/maintenance-event") or NO_EVENT
         except TransientError:
-            return  # the hint may come later
+            return  # the next poll may find it
         if event not in {self._event, NO_EVENT}:
             _log.warning(
                 "Compute Engine announces maintenance of this machine's host (%s): this is not a reclaim, "
@@ -192,17 +194,18 @@ class GcePreemptionSource(PreemptionSource):
 def node_identity(metadata: Metadata | None = None) -> NodeIdentity:
     """Return this machine's identity; its name contains its rank.
 
-    Its id is ``<zone>/<name>/<number>``. The number is unique; another machine may have had the same name.
+    The machine's id is ``<zone>/<name>/<number>``. The number makes it unique, because another machine may
+    have had the same name.
 
     Raises:
-        TransientError: the metadata server is not up yet, or its answer is invalid.
+        TransientError: the metadata server is not available yet, or its answer is invalid.
     """
     metadata = metadata or Metadata()
     name = metadata.require("instance/name")
     named = launch_and_rank(name)
     if named is None:
         raise TransientError(f"the metadata server's instance/name is {name[:80]!r}, which has no rank")
-    # These values are projects/NUMBER/zones/ZONE and projects/NUMBER/machineTypes/TYPE.
+    # These values have the forms projects/NUMBER/zones/ZONE and projects/NUMBER/machineTypes/TYPE.
     zone = metadata.require("instance/zone").rpartition("/")[2]
     machine_type = metadata.get("instance/machine-type")
     is_spot = metadata.get("instance/scheduling/preemptible")

@@ -39,7 +39,7 @@ from cloudspot_gcp.setup_images import GcpImageHost, path_of
 MAX_CANDIDATES: Final = 60
 """How many of the smallest types that fit are compared by price."""
 MAX_TYPES: Final = 4
-"""How many of the cheapest are offered. More would cost calls and improve the chances little."""
+"""How many of the cheapest types are offered. More would cost API calls and improve the chances little."""
 FROM_LIST: Final = "Google's price list"
 FROM_OPTIONS: Final = "the job's options"
 
@@ -118,10 +118,10 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
     def spot_price(self, offer: Offer) -> float | None:
         """Return the price that ``offers`` finds now, at most an hour old, or None if it finds none.
 
-        A price from the list is not replaced by one from the options while the list cannot be read.
+        While the list cannot be read, a price from the list is not replaced by one from the options.
 
         Raises:
-            AuthError: the right to read the list is missing.
+            AuthError: the permission to read the list is missing.
             TransientError: the list cannot be read now.
         """
         prices = self._price_list()
@@ -168,7 +168,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         return self._placeable(fitting_types(usable, resources))[:MAX_CANDIDATES]
 
     def _placeable(self, types: list[GcpMachineType]) -> list[GcpMachineType]:
-        """Return the types that can be placed close together if the options ask for that, else all."""
+        """Return the types that support compact placement if the options ask for it, otherwise all types."""
         if self.options.placement_policy is None:
             return types
         able = [one for one in types if can_be_compact(one.name)]
@@ -208,9 +208,9 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
     ) -> Extras:
         """Return the prices of the boot disk and the external address of a machine.
 
-        Nothing is added to a machine's price from the options, which may include them. A hyperdisk's
-        operations and throughput beyond the included ones cost extra, which is not known here ("Hyperdisk
-        pricing"; from memory).
+        If the machine's price is from the options, nothing is added to it, because it may include both. A
+        hyperdisk's operations and throughput beyond the included amounts cost extra, which is not counted
+        here ("Hyperdisk pricing"; from memory).
         """
         options, prices = self.options, self._price_list()
         kind = options.disk_type
@@ -227,10 +227,10 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         }
 
     def _price_list(self) -> PriceList | CloudspotError:
-        """Return the price list, or the error of reading it, because the options' prices may suffice.
+        """Return the price list, or the error that occurred in reading it: the options' prices may suffice.
 
-        Google changes spot prices at most once a day ("Spot VMs", Pricing; checked 2026-11), so a list is
-        cached for an hour, like other facts.
+        Google changes spot prices at most once a day ("Spot VMs", Pricing; checked 2026-11), so the list is
+        cached for an hour, like other data.
         """
 
         def read() -> PriceList | CloudspotError:

@@ -1,4 +1,7 @@
-"""Waits for Compute Engine's operations. The caller checks their errors: a failed operation is done, too."""
+"""Waits for Compute Engine's operations.
+
+The caller checks their errors, because a failed operation is done, too.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ from cloudspot_gcp.listing import is_done
 from cloudspot_gcp.lookups import ask
 
 WAIT_SECONDS: Final = 150.0
-"""How long one call of ``wait`` may take; the server holds it for two minutes (discovery document)."""
+"""How long one call of ``wait`` may take, in seconds; the server holds it for two minutes (discovery
+document).
+"""
 MAX_SECONDS: Final = 120.0
-"""How long to wait for an operation; the next try finds it by its request's id."""
+"""How long to wait for an operation, in seconds; the next try finds the operation by its request's id."""
 NUM_WAITS: Final = 20
-"""How often to ask, a second apart, because a busy server answers a wait at once."""
+"""How often to ask, a second apart, because a busy server may answer a wait at once."""
 
 
 def wait_for_region(
@@ -43,11 +48,11 @@ def _wait(
 ) -> Any:
     """Return the operation when it is done; ``refusals.causes_of`` shows whether it succeeded.
 
-    The SDK's own waiting is no alternative: it ignores the configured endpoint, and counts an operation with
+    The SDK's own waiting is not suitable: it ignores the configured endpoint, and counts an operation with
     errors as a success.
 
     Raises:
-        TransientError: it is not done yet, or Google did not answer: the outcome is open.
+        TransientError: the operation is not done yet, or Google did not answer, so the outcome is unknown.
     """
     request = {"project": clients.project, **place, "operation": operation.name}
     began = time.monotonic()

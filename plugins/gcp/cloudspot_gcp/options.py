@@ -1,4 +1,4 @@
-"""The table ``[providers.gcp]`` of a job file: where machines run, on what and with which rights."""
+"""The table ``[providers.gcp]`` of a job file: where and how its machines run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from cloudspot.plugin.optionchecks import NameRule, OptionChecks
 DEFAULT_IMAGE: Final = (
     "projects/deeplearning-platform-release/global/images/family/pytorch-2-7-cu128-ubuntu-2204-nvidia-570"
 )
-"""Google's Deep Learning VM image with PyTorch 2.7, Python 3.10 and NVIDIA driver 570, by its family. It has
-had no patches since 2026-04-13, and is available until 2027-04-13 (Deep Learning VM documentation, "Choose an
-image", as of 2026-09-15, as a public note quotes it; checked 2026-11). We assume that the Python with PyTorch
-is the system's, which is 3.10 as well."""
+"""Google's Deep Learning VM image with PyTorch 2.7, Python 3.10 and NVIDIA driver 570, by its family. The
+image has had no patches since 2026-04-13, and is available until 2027-04-13 (Deep Learning VM documentation,
+"Choose an image", as of 2026-09-15, as quoted by a public note; checked 2026-11). The Python with PyTorch is
+assumed to be the system's, which is 3.10 as well.
+"""
 DEFAULT_REGION: Final = "us-central1"
-"""The largest region, and the cheapest for most machine types (from memory)."""
+"""The largest region, and the cheapest one for most machine types (from memory)."""
 DEFAULT_SERVICE_ACCOUNT: Final = "cloudspot-node"
 CLOUD_PLATFORM: Final = "https://www.googleapis.com/auth/cloud-platform"
 Price = Annotated[float, msgspec.Meta(gt=0)]
@@ -28,7 +29,7 @@ _REGION: Final = r"[a-z]+-[a-z]+\d{1,2}"
 _TYPE: Final = r"[a-z0-9]+(?:-[a-z0-9]+)+"
 _NAME: Final = r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
 PROJECT: Final = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
-"""A project's id, never its number (Resource Manager documentation, "Creating projects")."""
+"""A project's id, not its number (Resource Manager documentation, "Creating projects")."""
 _CHECKS: Final = OptionChecks(
     "gcp",
     {
@@ -71,15 +72,16 @@ _PRICED: Final = re.compile(rf"(?:{_REGION}/)?{_TYPE}(?:\+\d+x[a-z0-9-]+)?")
 
 
 class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[providers.gcp]``: Compute Engine machines. Every field may be left out."""
+    """``[providers.gcp]``: Compute Engine machines. Every field is optional."""
 
     project: str | None = None
     """The project's id, such as ``"my-project-123"``. The default is ``GOOGLE_CLOUD_PROJECT``, else the
-    credentials' project, else the project of this machine."""
+    credentials' project, else the project of the machine on which cloudspot runs.
+    """
     regions: tuple[str, ...] = ()
     """The regions to use, such as ``["us-central1", "europe-west4"]``, tried in the order of their prices.
-    The default is ``CLOUDSDK_COMPUTE_REGION``, else ``us-central1``. Name the bucket's region first: the
-    price of sending checkpoints is computed for the first one."""
+    The default is ``CLOUDSDK_COMPUTE_REGION``, else ``us-central1``. Name the bucket's region first, because
+    the price of sending checkpoints is computed for the first region."""
     zones: tuple[str, ...] = ()
     """The only zones to use, such as ``["us-central1-a"]``. The default is any zone of a region that has the
     machines."""
@@ -87,62 +89,71 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The only types to use, such as ``["g2-standard-8", "n1-standard-8"]``. The default is the cheapest
     types that have ``resources``."""
     image: str | None = None
-    """``"projects/PROJECT/global/images/NAME"``, or ``".../images/family/FAMILY"`` for the newest of a
-    family. The default is Google's Deep Learning VM with PyTorch on Ubuntu 22.04."""
+    """``"projects/PROJECT/global/images/NAME"``, or ``".../images/family/FAMILY"`` for the newest image of a
+    family. The default is Google's Deep Learning VM with PyTorch on Ubuntu 22.04.
+    """
     setup_key: str | None = None
-    """Set by cloudspot on submission: the key of the image from ``cloudspot image bake`` that machines start
-    from, if it exists."""
+    """Set by cloudspot on submission: the key of the image from ``cloudspot image bake``, if it exists, from
+    which machines start.
+    """
     image_has_cloudspot: bool = False
     """Whether the image contains this exact version of cloudspot and this plugin, so that nothing is
     installed at boot."""
     agent_python: str = "python3"
     """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
     train_python: str = "python3"
-    """The image's Python for setup and training if the job names none."""
+    """The image's Python for setup and training if the job does not name one."""
     data_cache: str | None = None
     """The absolute path of the directory in which machines keep the files of ``[data]``. The default is on
-    the machine's empty local disks if it has any, else in the agent's own directory on the boot disk."""
+    the machine's empty local disks, or, without any, in the agent's own directory on the boot disk.
+    """
     service_account: str = DEFAULT_SERVICE_ACCOUNT
     """The machines' service account, which lets them use the bucket and write their logs: its name in the
-    project, or its whole address."""
+    project, or its full address.
+    """
     scopes: tuple[str, ...] = (CLOUD_PLATFORM,)
-    """Access scopes, which limit the service account's rights on the machines."""
+    """Access scopes, which limit the service account's permissions on the machines."""
     network: str = "default"
-    """The VPC network; its firewall must let the nodes of a job reach each other on every TCP port, as the
-    default network's does."""
+    """The VPC network; its firewall must let the nodes of a job reach each other on every TCP port, as that
+    of the default network does.
+    """
     subnetworks: tuple[str, ...] = ()
-    """At most one subnetwork a region, all in one network, such as
-    ``["regions/us-central1/subnetworks/train"]``. The default is the network's own, which an auto mode
-    network has in each region."""
+    """At most one subnetwork for each region, all in one network, such as
+    ``["regions/us-central1/subnetworks/train"]``. The default is the network's own subnetwork, which an auto
+    mode network has in each region.
+    """
     network_tags: tuple[str, ...] = ()
     """The machines' network tags, for firewall rules."""
     public_ip: bool = True
-    """Whether machines get a public address; without one they need Cloud NAT or Private Google Access to
-    reach the bucket."""
+    """Whether machines get a public address; without one, they need Cloud NAT or Private Google Access to
+    reach the bucket.
+    """
     disk: Size = 0
     """The size of the boot disk. The default is the image's own size plus ``resources.disk``, or plus 50 GiB
     if that is not set."""
     disk_type: DiskType = "pd-balanced"
-    """The kind of disk. The newest machine types take hyperdisk-balanced only."""
+    """The kind of disk. The newest machine types support only hyperdisk-balanced."""
     preemption_notice: Duration = 120.0
     """The notice of a reclaim to request for spot machines: ``"120s"``, which is followed by up to 30 s for
     the shutdown, or 0 for that shutdown alone."""
     on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
-    """USD an hour by machine type, such as ``{"g2-standard-8" = 0.85}``, or for one region, as in
-    ``"europe-west4/g2-standard-8"``. It is used if Google's price list does not have the type or cannot be
-    read. No disk or address is added to it."""
+    """Prices in USD an hour by machine type, such as ``{"g2-standard-8" = 0.85}``, or for one region, as in
+    ``"europe-west4/g2-standard-8"``. A price is used if Google's price list does not have the type or cannot
+    be read. No disk or address is added to it.
+    """
     spot_prices: dict[str, float] = msgspec.field(default_factory=dict)
-    """The same for the spot market."""
+    """The same prices for the spot market."""
     placement_policy: str | None = None
     """``"auto"`` makes a compact placement policy for a job of several nodes, in each region that it uses,
-    and removes it with the job; any other name is a policy of yours. A policy makes traffic between nodes
-    faster, but they and their replacements compete for the capacity of one place."""
+    and removes it with the job; any other name is that of an existing policy. A policy makes traffic between
+    nodes faster, but the nodes and their replacements compete for capacity close together.
+    """
     logs: Literal["cloud-logging", "bucket"] = "cloud-logging"
     """Where the nodes' logs go: to Cloud Logging, or beside the checkpoints in the bucket."""
     log_name: str | None = None
     """The log in Cloud Logging, which jobs may share. The default is ``cloudspot``."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Labels for every machine and disk, such as for your bills, in addition to cloudspot's own."""
+    """Labels for every machine and disk, for example for billing, in addition to cloudspot's own."""
 
     @property
     def image_or_default(self) -> str:
@@ -151,7 +162,7 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def is_ai_zone(zone: str) -> bool:
-    """Return whether ``zone`` is an AI zone such as ``us-central1-ai1a``, apart from the standard zones.
+    """Return whether ``zone`` is an AI zone such as ``us-central1-ai1a``, not a standard zone.
 
     Source: Compute Engine documentation, "AI zones" (checked 2026-11).
     """

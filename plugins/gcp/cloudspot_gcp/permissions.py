@@ -1,7 +1,7 @@
 """The Google Cloud roles that cloudspot needs, one in each file: the only list of its permissions.
 
-``cloudspot setup`` makes these, and docs/gcp.md shows them. ``gcloud iam roles create --file`` accepts the
-files; a comment before a group of permissions gives their reason.
+``cloudspot setup`` makes these roles, and docs/gcp.md shows them. ``gcloud iam roles create --file`` accepts
+the files; a comment before a group of permissions gives their reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Role:
     title: str
     description: str
     groups: Mapping[str, Sequence[str]]
-    """Its permissions, by their reason."""
+    """The role's permissions, by their reason."""
 
     @property
     def permissions(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class Role:
 
 
 def role(name: str) -> Role:
-    """Return the role of that name, such as ``submitter``."""
+    """Return the named role, such as ``submitter``."""
     fields: dict[str, str] = {}
     groups: dict[str, list[str]] = {}
     why = ""
@@ -61,7 +61,7 @@ def role(name: str) -> Role:
 
 
 def self_end_condition() -> dict[str, str]:
-    """Return the condition of the machines' grant of the role ``self-end``."""
+    """Return the condition under which machines are granted the role ``self-end``."""
     lines = (DIRECTORY / "condition-self-end.yaml").read_text(encoding="utf-8").splitlines()
     title = next(line for line in lines if line.startswith("title: ")).removeprefix("title: ")
     return {"title": title, "expression": lines[-1].strip()}

@@ -1,7 +1,7 @@
 """Compact placement policies, which are made for a job of several nodes and removed with it.
 
 Source: Compute Engine documentation, "Create and apply compact placement policies": a policy belongs to a
-region, and cannot be deleted while a machine has it (checked 2026-11).
+    region, and cannot be deleted while a machine uses it (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cloudspot_gcp.request import ComputeRequest, policy_name
 
 
 def make(clients: GcpClients, body: ComputeRequest) -> None:
-    """Make the policy that a launch names, unless it exists; raise QuotaError if there are too many."""
+    """Make the policy that a launch names, unless it exists; raise QuotaError if no more are allowed."""
     name = body.made_placement_policy
     what = f"making placement policy {name}"
     resource = {
@@ -44,7 +44,7 @@ def make(clients: GcpClients, body: ComputeRequest) -> None:
 
 
 def remove(clients: GcpClients, options: GcpOptions, job_id: str, *, store_url: str) -> None:
-    """Remove the job's policies; safe to repeat. Raise TransientError while a machine uses one."""
+    """Remove the job's policies; safe to repeat. Raise TransientError while a machine uses one of them."""
     what = "removing the job's placement policies"
     pattern = re.compile(re.escape(attributes.machine_stem(job_id)) + "-[0-9a-f]{8}")
     for region in wanted_regions(options):
@@ -55,7 +55,7 @@ def remove(clients: GcpClients, options: GcpOptions, job_id: str, *, store_url: 
 
 
 def remove_one(clients: GcpClients, region: str, name: str) -> None:
-    """Remove the policy of that name; safe to repeat. Raise TransientError while a machine uses it."""
+    """Remove the named policy; safe to repeat. Raise TransientError while a machine uses the policy."""
     what = f"removing placement policy {name}"
     request = {"project": clients.project, "region": region, "resource_policy": name}
     with ERRORS.translated(what, {"resourceInUseByAnotherResource": TransientError}):

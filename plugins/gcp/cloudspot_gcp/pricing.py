@@ -1,6 +1,6 @@
 """Prices of machines: sums of the prices in Google's price list (the Cloud Billing catalog).
 
-Compute Engine has no price for a machine type. It bills vCPUs, memory and accelerators, each by family,
+Compute Engine has no price for a machine type as such. Google bills vCPUs, memory and accelerators by family,
 region and market; the disk by its size; and the external address by the machine's market. Sources: Cloud
 Billing API, services.skus.list; "VM instance pricing"; the wording of the descriptions is from public code
 that reads them (checked 2026-11).
@@ -24,8 +24,9 @@ from cloudspot_gcp.clients import GcpClients, endpoint
 from cloudspot_gcp.lookups import GcpMachineType, ask
 
 BILLING: Final = Billing(minimum_seconds=60.0)
-"""By the second, at least a minute. No page was found that promises not to charge for a preempted machine
-(Compute Engine, "VM instance pricing", Billing model; checked 2026-11)."""
+"""Billed by the second, with a minimum of one minute. No page was found that promises that a preempted
+machine is not charged (Compute Engine, "VM instance pricing", Billing model; checked 2026-11).
+"""
 SERVICE: Final = "6F81-5844-456A"
 """Compute Engine's id in the price list."""
 PAGE: Final = 5000
@@ -44,8 +45,9 @@ _C2_PART: Final = re.compile(r"Compute optimized(?: Instance)? (?P<what>Core|Ram
 _DISK: Final = re.compile(
     r"(?P<kind>Balanced PD|SSD backed PD|Storage PD|Hyperdisk Balanced) Capacity(?: in .*)?"
 )
-"""The place is missing in some regions. The description of a replicated disk, at twice the price, begins with
-"Regional"."""
+"""In some regions the description does not name the place. The description of a replicated disk, which costs
+twice as much, begins with "Regional".
+"""
 _DISKS: Final = {
     "Balanced PD": "pd-balanced",
     "SSD backed PD": "pd-ssd",
@@ -53,7 +55,7 @@ _DISKS: Final = {
     "Hyperdisk Balanced": "hyperdisk-balanced",
 }
 _ADDRESS: Final = re.compile(r"External IP Charge on a (?:Standard|Spot Preemptible) VM")
-"""It is in the region "global"; its first tier is a free month for the whole account."""
+"""This price is in the region "global"; its first tier is a free month for the whole account."""
 ADDRESS: Final = "address"
 GLOBAL: Final = "global"
 _GPU: Final = re.compile(r"Nvidia (?P<gpu>.+?) GPU running in .*")
@@ -73,12 +75,12 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class PriceList(msgspec.Struct, frozen=True):
-    """The prices of parts, in USD an hour; a disk's GiB is in USD a month."""
+    """The prices of parts, in USD an hour; a GiB of disk is in USD a month."""
 
     parts: dict[Part, float]
 
     def of(self, machine: GcpMachineType, region: str, market: Market) -> float | None:
-        """Return a machine's price in USD an hour, or None if the list has none for this market."""
+        """Return a machine's price in USD an hour, or None if the list has no price for this market."""
         family = _family(machine.name)
         core = self.parts.get(Part(f"{family}/core", region, market))
         ram = self.parts.get(Part(f"{family}/ram", region, market))
@@ -93,12 +95,12 @@ class PriceList(msgspec.Struct, frozen=True):
         return round(price, 6)
 
     def disk(self, kind: str, region: str, *, size_gib: int) -> float | None:
-        """Return the price of a disk of this size in USD an hour, or None if the list has none."""
+        """Return the price of a disk of this size in USD an hour, or None if it is not listed."""
         price = self.parts.get(Part(kind, region, Market.ON_DEMAND))
         return None if price is None else size_gib * price / HOURS_A_MONTH
 
     def address(self, market: Market) -> float | None:
-        """Return the price of a machine's external address in USD an hour, or None if the list has none."""
+        """Return the price of a machine's external address in USD an hour, or None if it is not listed."""
         return self.parts.get(Part(ADDRESS, GLOBAL, market))
 
 
@@ -114,15 +116,15 @@ def _family(machine_type: str) -> str:
 
 
 _CONTINENTS: Final = {"us": "america", "northamerica": "america", "europe": "europe", "asia": "asia"}
-"""The continent by the prefix of a region's name; the rest of the world is dearer."""
+"""The continent by the prefix of a region's name; the rest of the world is more expensive."""
 
 
 def transfer_price(region: str, home: str) -> float:
-    """Return the price of sending a GiB between two regions, in USD, in the dearer direction.
+    """Return the price of sending a GiB between two regions, in USD, in the more expensive direction.
 
     The figures are from memory of "Network pricing" (data transfer within Google Cloud) and "Cloud Storage
     pricing", because no page with figures was found: 0.02 within North America or Europe, 0.05 between the
-    two, 0.08 with Asia, and up to 0.15 elsewhere. A price that may be higher is rounded up.
+    two, 0.08 with Asia, and up to 0.15 elsewhere. Where the price may be higher, it is rounded up.
     """
     if region == home:
         return 0.0
@@ -137,7 +139,7 @@ def transfer_price(region: str, home: str) -> float:
 def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
     """Return the prices in the regions.
 
-    This reads the whole list, about ten pages, because the API cannot filter it by region.
+    The whole list is read, about ten pages, because the API cannot filter it by region.
     """
     wanted, parts, token = {GLOBAL, *regions}, dict[Part, float](), ""
     url = f"{endpoint('cloudbilling')}/v1/services/{SERVICE}/skus"
@@ -153,7 +155,7 @@ def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
         if not token:
             return PriceList(parts)
         if token == before:
-            raise CloudspotError("reading Google's price list: it repeats a page")
+            raise CloudspotError("Google's price list cannot be read: the same page was returned twice")
 
 
 def _add(parts: dict[Part, float], sku: Mapping[str, Any], wanted: set[str]) -> None:
@@ -174,7 +176,7 @@ def _add(parts: dict[Part, float], sku: Mapping[str, Any], wanted: set[str]) -> 
 
 
 def _part_name(description: str) -> str | None:
-    """Return the part that a description is about, or None if it is no part of our sums."""
+    """Return the part that a description is about, or None if no price uses that part."""
     plain = _SPOT.sub("", description)
     match = _PART.fullmatch(plain)
     if match is not None:

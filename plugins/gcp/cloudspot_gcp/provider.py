@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
-    """Machines of Compute Engine, on the spot market or on demand."""
+    """Compute Engine's machines, on the spot market or on demand."""
 
     name: ClassVar[str] = "gcp"
     options_type = GcpOptions
@@ -62,7 +62,8 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
                 **data_cache_variable(self.name, self.options.data_cache),
             },
             end_code=Path(__file__).with_name("selfend.py").read_text(encoding="utf-8"),
-            # Google's images' names of local SSDs (Compute Engine, "Add Local SSD disks"; checked 2026-11).
+            # The names that Google's images give to local SSDs (Compute Engine, "Add Local SSD disks";
+            # checked 2026-11).
             own_disks=("/dev/disk/by-id/google-local-nvme-ssd-*", "/dev/disk/by-id/google-local-ssd-*"),
             has_cloudspot=self.options.image_has_cloudspot,
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
@@ -103,13 +104,13 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         return CloudRunHost(self.clients, region=wanted_regions(self.options)[0])
 
     def image_host(self) -> ImageHost:
-        """Return the host of images, which are the project's, for all its regions; see Provider."""
+        """Return the host of the project's images, which serve all its regions; see Provider."""
         from cloudspot_gcp.setup_images import GcpImageHost
 
         return GcpImageHost(self.options, self.clients)
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
-        """Return the inventories of the project, each of all regions at once; see Provider."""
+        """Return the project's inventories, each of which covers all regions; see Provider."""
         from cloudspot_gcp.inventory import inventories
 
         return inventories(self.options, self.clients)

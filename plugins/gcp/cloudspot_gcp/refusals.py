@@ -1,4 +1,4 @@
-"""Translates Compute Engine's refusals of a launch: no capacity, no quota, no right, or a wrong request."""
+"""Translates Compute Engine's refusals of a launch: no capacity, quota or permission, or a wrong request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.request import ComputeRequest
 
 MIN_COUNT: Final = "VM_MIN_COUNT_NOT_REACHED"
-"""The code of a bulk insert that made too few machines; the operations of its machines have the cause."""
+"""The code of a bulk insert that made too few machines; the operations of its machines state the cause."""
 LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "ZONE_RESOURCE_POOL_EXHAUSTED": CapacityError,
     "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS": CapacityError,
@@ -29,8 +29,8 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "stockout": CapacityError,
     "IP_SPACE_EXHAUSTED": CapacityError,
     MIN_COUNT: CapacityError,
-    # A transient failure, reported by an operation. Repeating this launch would only find the same operation,
-    # but the next launch may succeed.
+    # A transient failure, reported by an operation. Repeating this launch would only find the same operation
+    # again, but the next launch may succeed.
     "INTERNAL_ERROR": CapacityError,
     "SERVICE_UNAVAILABLE": CapacityError,
     "RESOURCE_NOT_READY": CapacityError,
@@ -47,9 +47,10 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "alreadyExists": ProvisionError,
     "CONDITION_NOT_MET": ProvisionError,
 }
-"""The classes by the codes of operations, in capitals, and by the reasons of refused requests (Compute Engine
-documentation, "Troubleshooting resource availability errors", "Troubleshooting quota errors"; public code
-that reads them; the rest from memory; checked 2026-11)."""
+"""The error classes by the codes of operations, in capitals, and by the reasons of refused requests (Compute
+Engine documentation, "Troubleshooting resource availability errors", "Troubleshooting quota errors"; public
+code that reads them; the rest from memory; checked 2026-11).
+"""
 _FIELDS: Final = (
     ("/images/", "image"),
     ("serviceAccount", "service_account"),
@@ -74,7 +75,7 @@ _NEEDED: Final = re.compile(r"Required '([a-zA-Z.]+)' permission")
 
 
 class NoticeRefusedError(ProvisionError):
-    """Compute Engine refuses the launch because of the notice of a reclaim that it asks for."""
+    """Compute Engine refuses the launch because of the reclaim notice that it asks for."""
 
 
 class Cause(NamedTuple):
@@ -85,7 +86,7 @@ class Cause(NamedTuple):
 
 
 def causes_of(operation: Any) -> list[Cause]:
-    """Return the errors of an operation; without them it succeeded. A failed operation is DONE, too."""
+    """Return the errors of an operation; if there are none, it succeeded. A failed operation is DONE, too."""
     causes = [Cause(str(one.code), ERRORS.one_line(str(one.message))) for one in operation.error.errors]
     if not causes and operation.http_error_status_code:
         said = ERRORS.one_line(str(operation.http_error_message))
@@ -94,7 +95,7 @@ def causes_of(operation: Any) -> list[Cause]:
 
 
 def refusal(error: Exception, body: ComputeRequest) -> CloudspotError:
-    """Return the error for a refused request for machines, with the option that is wrong if one is."""
+    """Return the error for a refused request for machines, which names the option at fault, if any."""
     what = launching(body)
     if _has_lost_its_image(body, str(error)):
         return CapacityError(f"{what}: {IMAGE_IS_GONE}")
@@ -108,7 +109,7 @@ def refusal(error: Exception, body: ComputeRequest) -> CloudspotError:
 
 
 def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:
-    """Return the error for failed operations: the most serious counts, because it will occur again."""
+    """Return the error for failed operations: the most serious one, because it will occur again."""
     if any(_has_lost_its_image(body, cause.message) for cause in causes):
         return CapacityError(f"{launching(body)}: {IMAGE_IS_GONE}")
     kinds = (AuthError, ProvisionError, QuotaError, CapacityError)
@@ -125,7 +126,7 @@ def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:
 
 
 def launching(body: ComputeRequest) -> str:
-    """Return the description of the launch for messages."""
+    """Return a description of the launch for messages."""
     properties = body.bulk_insert["instanceProperties"]
     spot = "spot" if properties["scheduling"]["provisioningModel"] == "SPOT" else "on-demand"
     return f"launching {body.bulk_insert['count']} {spot} {body.machine_type} in {body.region}"

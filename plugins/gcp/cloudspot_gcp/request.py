@@ -1,4 +1,4 @@
-"""Renders the bulk insert of a launch, without I/O: the offer holds everything that is looked up."""
+"""Renders the bulk insert of a launch, without I/O: the offer holds all looked-up values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cloudspot_gcp import attributes, shutdownscript
 from cloudspot_gcp.options import GcpOptions, subnetwork_region
 
 STARTUP_SCRIPT: Final = "startup-script"
-"""The attribute that the guest agent runs as root at each boot."""
+"""The attribute whose value the guest agent runs as root at each boot."""
 MAX_SCRIPT_BYTES: Final = 262144
-"""The longest value of one attribute (Compute Engine documentation, "Set custom metadata", limitations)."""
+"""The maximum length of one attribute (Compute Engine documentation, "Set custom metadata", limitations)."""
 MIN_RUN_SECONDS: Final = 30
 MAX_RUN_SECONDS: Final = 120 * 24 * 3600
-"""The most that maxRunDuration may be ("Limit the run time of a VM"; checked 2026-11)."""
+"""The maximum of maxRunDuration ("Limit the run time of a VM"; checked 2026-11)."""
 GRACE_SECONDS: Final = 600
-"""How long Compute Engine waits for the machine's own timer, which ends it in good order."""
+"""How long Compute Engine waits for the machine's own timer, which ends the machine in good order."""
 NOTICE_FIELD: Final = "preemptionNoticeDuration"
 _TOKEN_SPACE: Final = uuid.UUID("6f2a4c7e-51d8-4d8b-9a35-0c3e8a6f1b27")
 
@@ -37,9 +37,9 @@ class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bulk_insert: dict[str, Any]
     """The body of regionInstances.bulkInsert in the REST API."""
     has_setup_image: bool = False
-    """Whether its image was made by ``cloudspot image bake``."""
+    """Whether the machines' image was made by ``cloudspot image bake``."""
     made_placement_policy: str | None = None
-    """The policy to make before the first machine, and to remove with the job."""
+    """The placement policy to make before the first machine, and to remove with the job."""
 
     @property
     def machine_type(self) -> str:
@@ -65,12 +65,12 @@ class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def request_id(token: str) -> str:
-    """Return the UUID that Compute Engine needs for a launch token, the same each time."""
+    """Return the UUID that Compute Engine needs for a launch token; it is always the same."""
     return str(uuid.uuid5(_TOKEN_SPACE, token))
 
 
 def without_notice(body: ComputeRequest) -> ComputeRequest:
-    """Return the request without the notice of a reclaim, which its metadata then states as 0."""
+    """Return the request without its reclaim notice, which its metadata then states as 0."""
     properties = body.bulk_insert["instanceProperties"]
     scheduling = {name: value for name, value in properties["scheduling"].items() if name != NOTICE_FIELD}
     items = [
@@ -86,8 +86,8 @@ def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
     size = len(group.user_data.encode())
     if size > MAX_SCRIPT_BYTES:
         raise SpecError(
-            f"the boot script has {size} bytes; Compute Engine accepts {MAX_SCRIPT_BYTES}: put less into the "
-            "boot profile"
+            f"the boot script has {size} bytes, but Compute Engine accepts only {MAX_SCRIPT_BYTES}: put "
+            "less into the boot profile"
         )
     details = group.offer.details
     made_policy = None
@@ -117,7 +117,7 @@ def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
 def policy_name(job_id: str, store_url: str) -> str:
     """Return the name of the placement policy that is made for a job in a region.
 
-    It contains the store, because another store may have a job of the same id.
+    The name contains the store, because a job in another store may have the same id.
     """
     return f"{attributes.machine_stem(job_id)}-{machinetags.store_digest(store_url)}"
 
@@ -198,7 +198,7 @@ def _interface(options: GcpOptions, region: str) -> dict[str, Any]:
 
 
 def _scheduling(options: GcpOptions, group: InstanceGroup, *, is_placed: bool) -> dict[str, Any]:
-    """Return the scheduling, with which a reclaim or the end of their time deletes the machines.
+    """Return the scheduling, which deletes the machines at a reclaim or when their time is up.
 
     Source: Compute Engine documentation, "Create and use Spot VMs", "Limit the run time of a VM", and the
     description of Scheduling in the API's discovery document (checked 2026-11).
@@ -210,7 +210,7 @@ def _scheduling(options: GcpOptions, group: InstanceGroup, *, is_placed: bool) -
         "instanceTerminationAction": "DELETE",
         "maxRunDuration": {"seconds": str(min(max(limit, MIN_RUN_SECONDS), MAX_RUN_SECONDS))},
     }
-    # Machines with accelerators, or placed together, cannot move to another host while they run.
+    # Machines with accelerators, or placed close together, cannot move to another host while they run.
     can_move = not group.offer.details.get("has_accelerator") and not is_placed
     scheduling["onHostMaintenance"] = "MIGRATE" if can_move else "TERMINATE"
     if group.offer.market is Market.SPOT:

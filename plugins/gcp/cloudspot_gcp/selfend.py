@@ -1,7 +1,9 @@
-"""Part of the boot script: deletes this machine with its own service account. Standard library only.
+"""Part of the boot script: deletes this machine with the machine's own service account.
+
+Standard library only.
 
 A Compute Engine machine that shuts itself down still exists, and its disk is billed; only deletion ends both.
-It is deleted by its name, because the condition on that right is about names (docs/gcp.md).
+The machine is deleted by its name, because the condition on that permission is about names (docs/gcp.md).
 """
 
 import json
@@ -16,7 +18,7 @@ COMPUTE = "https://compute.googleapis.com"
 
 
 def request_id(zone: str, name: str, number: str) -> str:
-    """Return the request's id, which shows in the operation that the machine ended itself."""
+    """Return the request's id, by which the operation shows that the machine ended itself."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cloudspot/self-end/{zone}/{name}/{number}"))
 
 

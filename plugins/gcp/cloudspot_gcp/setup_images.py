@@ -1,7 +1,7 @@
 """Images that hold a job's setup: made from a running machine's boot disk, and found by their labels.
 
-A project's images are for all its regions. An image inherits the architecture, the licenses and the guest
-features of its disk.
+A project's images are available in all its regions. An image inherits the architecture, the licenses and the
+guest features of its disk.
 
 Source: Compute Engine API reference, images, and "Create custom images" (checked 2026-11; what an image
 inherits from memory).
@@ -29,11 +29,11 @@ _READY: Final = "READY"
 _UNDER_WAY: Final = frozenset({_READY, "PENDING"})
 _GOING: Final = "DELETING"
 _BUSY: Final = {"resourceNotReady": TransientError, "resourceInUseByAnotherResource": TransientError}
-"""The codes for an image or a disk that another operation is making or ending."""
+"""The error codes for an image or a disk that another operation is making or ending."""
 
 
 def path_of(project: str, name: str) -> str:
-    """Return an image's path in requests for machines."""
+    """Return the path that identifies an image in requests for machines."""
     return f"projects/{project}/global/images/{name}"
 
 
@@ -48,7 +48,7 @@ class GcpImageHost(setupimages.TaggedImageHost):
         self._clients = clients
 
     def remove(self, image_id: str) -> None:
-        """Delete the image, and wait until its name is free again."""
+        """Delete the image, and wait until its name can be used again."""
         what = f"removing image {image_id} (compute.images.delete)"
         request = {"project": self._clients.project, "image": image_id}
 
@@ -57,7 +57,7 @@ class GcpImageHost(setupimages.TaggedImageHost):
                 try:
                     image = self._clients.call("ImagesClient", "get", request)
                     if setupimages.SETUP not in image.labels:
-                        raise CloudspotError(f"cloudspot has not made image {image_id}")
+                        raise CloudspotError(f"image {image_id} was not made by cloudspot")
                     return self._clients.call("ImagesClient", "delete_unary", request)
                 except api.NotFound:
                     return None  # it is gone
@@ -91,7 +91,7 @@ class GcpImageHost(setupimages.TaggedImageHost):
     def _boot_disk(self, instance: Instance, what: str) -> str:
         place = place_of_id(instance.id)
         if place is None:
-            raise CloudspotError(f"{what}: it is not a machine of cloudspot's")
+            raise CloudspotError(f"{what}: this is not one of cloudspot's machines")
         request = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
         described = ask(what, lambda: self._clients.call("InstancesClient", "get", request))
         return next(str(one.source) for one in described.disks if one.boot)
@@ -118,7 +118,7 @@ def _to_image(described: Any) -> MachineImage:
 
 
 def _check(operation: Any, what: str, *, unless: str) -> None:
-    """Raise the error of an operation, except one with the code ``unless``, which means success."""
+    """Raise the error of an operation, unless it has the code ``unless``, which counts as success."""
     for cause in causes_of(operation):
         if cause.code != unless:
             kind = QuotaError if LAUNCH_CODES.get(cause.code) is QuotaError else CloudspotError

@@ -30,15 +30,15 @@ from cloudspot_gcp.iampolicies import (
 from cloudspot_gcp.permissions import Role
 
 OPERATION_SECONDS: Final = 300.0
-"""How long making a network or enabling a service may take."""
+"""How long making a network or enabling a service may take, in seconds."""
 KNOWN_SECONDS: Final = 120.0
-"""How long a new account may be unknown to IAM."""
+"""How long IAM may not know a new account, in seconds."""
 LABEL: Final = {"cloudspot-setup": "cloudspot"}
 """The bucket's label."""
 MARK: Final = "made by cloudspot setup"
 """The description of parts that cannot have labels."""
 ABORT_DAYS: Final = 3
-"""The days after which the parts of an unfinished upload are deleted."""
+"""The age, in days, at which the parts of an unfinished upload are deleted."""
 
 
 class GcpPart(CloudPart):
@@ -64,7 +64,7 @@ class GcpPart(CloudPart):
         self.clients = clients
 
     def look(self, *, is_own: bool) -> PartState:
-        """Return the state of the part; if its API is off, it does not exist."""
+        """Return the state of the part; if its API is off, the part does not exist."""
         with self.errors.translated(f"looking at {self.kind} {self.name}"):
             try:
                 return self.state(is_own=is_own)
@@ -74,7 +74,7 @@ class GcpPart(CloudPart):
                 return PartState(exists=False)
 
     def make(self) -> None:
-        """Make the part, and repeat that while a newly enabled API is not known yet."""
+        """Make the part, and repeat that until a newly enabled API is known."""
         with self.explained(f"making {self.kind} {self.name}"):
             end = time.monotonic() + KNOWN_SECONDS
             while True:
@@ -88,25 +88,25 @@ class GcpPart(CloudPart):
                 time.sleep(2.0)
 
     def ask(self, method: str, url: str, **options: Any) -> Any:
-        """Make a request, and return its answer; raise GoogleAPICallError."""
+        """Make a request, and return its response; raise GoogleAPICallError."""
         return self.clients.ask_json(method, url, **options)
 
     def find(self, url: str) -> Any:
-        """Return the resource at the URL, or None if there is none."""
+        """Return the resource at the URL, or None if it does not exist."""
         try:
             return self.ask("GET", url)
         except api.NotFound:
             return None
 
     def unless_there(self, method: str, url: str, **options: Any) -> Any:
-        """Make a resource and return the answer, or None if it exists."""
+        """Make a resource and return the response, or None if the resource already exists."""
         try:
             return self.ask(method, url, **options)
         except api.Conflict:
             return None
 
     def drop(self, url: str) -> Any:
-        """Delete a resource and return the answer, or None if it did not exist."""
+        """Delete a resource and return the response, or None if the resource did not exist."""
         answer = self.clients.session().request("DELETE", url, timeout=60.0)
         if answer.status_code == 404:
             return None
@@ -118,12 +118,12 @@ class GcpPart(CloudPart):
         """Wait until ``look`` returns True.
 
         Raises:
-            TransientError: it takes longer than ``seconds``.
+            TransientError: this takes longer than ``seconds``.
         """
         end = time.monotonic() + seconds
         while not look():
             if time.monotonic() >= end:
-                raise TransientError(f"{what} takes longer than {seconds:.0f} s: repeat the command")
+                raise TransientError(f"{what} took longer than {seconds:.0f} s; repeat the command")
             time.sleep(1.0)
 
 
@@ -131,7 +131,7 @@ class Services(GcpPart):
     """Google's APIs that the project uses."""
 
     def __init__(self, clients: GcpClients, whose: str, names: Sequence[str]) -> None:
-        """Do no I/O; ``whose`` names the users of the APIs."""
+        """Do no I/O; ``whose`` names the component that uses the APIs."""
         full = [f"{one}.googleapis.com" for one in names]
         super().__init__(
             clients,
@@ -163,12 +163,12 @@ class Services(GcpPart):
 
 
 class Bucket(GcpPart):
-    """A bucket that nobody outside the project reads, without soft delete."""
+    """A bucket without soft delete that nobody outside the project can read."""
 
     is_store = True
 
     def __init__(self, clients: GcpClients, name: str, *, location: str, members: Sequence[str]) -> None:
-        """Do no I/O; ``members`` get access by the setup itself."""
+        """Do no I/O; ``members`` are granted access by the setup itself."""
         where = (f"gs://{name}", f"--project={clients.project}")
         super().__init__(
             clients,
@@ -208,7 +208,7 @@ class Bucket(GcpPart):
         }
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the bucket exists, is the project's, and is closed to others."""
+        """Return whether the bucket exists, belongs to the project, and is closed to others."""
         try:
             found = self.find(self._url)
         except api.Forbidden as error:
@@ -251,7 +251,7 @@ class Bucket(GcpPart):
         if self.unless_there("POST", url, json=body) is None:
             if self.state(is_own=True).excess:
                 raise CloudspotError(
-                    f"bucket {self.name}: somebody else has just taken the name: choose another with --store"
+                    f"bucket {self.name}: somebody else has just taken the name; choose another with --store"
                 )
             self.ask("PATCH", self._url, json=self._wanted)
 
@@ -264,7 +264,7 @@ class CustomRole(GcpPart):
     """A custom role of the project."""
 
     def __init__(self, clients: GcpClients, role_id: str, role: Role) -> None:
-        """Do no I/O; ``role_id`` is such as ``cloudspot_node``."""
+        """Do no I/O; ``role_id`` is, for example, ``cloudspot_node``."""
         permissions = ",".join(role.permissions)
         super().__init__(
             clients,
@@ -302,7 +302,7 @@ class CustomRole(GcpPart):
         if found is None:
             self.unless_there("POST", self._roles, json={"roleId": self.name, "role": self._role.body()})
             return
-        if found.get("deleted"):  # the id of a deleted role is taken for weeks
+        if found.get("deleted"):  # the id of a deleted role cannot be reused for weeks
             self.ask("POST", f"{self._url}:undelete", json={})
         mask = {"updateMask": "includedPermissions,title,description"}
         self.ask("PATCH", self._url, json=self._role.body(), params=mask)
@@ -318,7 +318,7 @@ class Account(GcpPart):
     """A service account."""
 
     def __init__(self, clients: GcpClients, name: str, purpose: str) -> None:
-        """Do no I/O; ``name`` is without the project."""
+        """Do no I/O; ``name`` does not contain the project."""
         super().__init__(
             clients,
             "service account",
@@ -330,7 +330,7 @@ class Account(GcpPart):
         self._url = f"{self._accounts}/{name}@{clients.project}.iam.gserviceaccount.com"
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the account exists; its grants are parts of their own."""
+        """Return whether the account exists; its grants are separate parts."""
         return PartState(exists=self.find(self._url) is not None)
 
     def create(self) -> None:
@@ -344,7 +344,7 @@ class Account(GcpPart):
 
 
 class Grant(GcpPart):
-    """A role for one member on a project, a bucket or an account."""
+    """The grant of a role to one member on a project, a bucket or an account."""
 
     def __init__(
         self,
@@ -358,7 +358,7 @@ class Grant(GcpPart):
         command: Sequence[str],
         condition: Mapping[str, str] | None = None,
     ) -> None:
-        """Do no I/O; ``on`` and ``command`` name the resource, for people and for gcloud."""
+        """Do no I/O; ``on`` names the resource for people, and ``command`` for gcloud."""
         binding = [f"--member={member}", f"--role={role}"]
         if condition is not None:
             # gcloud separates the fields at commas unless another separator is named.
@@ -375,7 +375,7 @@ class Grant(GcpPart):
         self._member, self._role, self._policy, self._condition = member, role, policy, condition
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the member has the role, and whether without the wanted condition."""
+        """Return whether the member has the role, and whether the wanted condition is missing."""
         try:
             bindings = read_policy(self.clients, self._policy)
         except api.NotFound:
@@ -406,7 +406,7 @@ class Grant(GcpPart):
         self.wait(is_known, f"until IAM knows {self._member}", seconds=KNOWN_SECONDS)
 
     def delete(self) -> None:
-        """Take the grant back."""
+        """Revoke the grant."""
         try:
             change_policy(
                 self.clients, self._policy, lambda found: without_member(found, self._member, self._role)
@@ -416,7 +416,7 @@ class Grant(GcpPart):
 
 
 class Network(GcpPart):
-    """A VPC network of cloudspot's own: Google's default one lets anybody in at SSH's and RDP's ports."""
+    """cloudspot's own VPC network: Google's default network admits anybody at the ports of SSH and RDP."""
 
     def __init__(self, clients: GcpClients, name: str) -> None:
         """Do no I/O. The network has a subnetwork in each region."""
@@ -433,7 +433,7 @@ class Network(GcpPart):
         self._url = f"{self._networks}/{name}"
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the network exists; its firewall rule is a part of its own."""
+        """Return whether the network exists; its firewall rule is a separate part."""
         found = self.find(self._url)
         if found is None:
             return PartState(exists=False)
@@ -447,13 +447,13 @@ class Network(GcpPart):
         self.wait(lambda: self.find(self._url) is not None, f"making network {self.name}")
 
     def delete(self) -> None:
-        """Delete the network, and wait until its name is free."""
+        """Delete the network, and wait until its name can be used again."""
         self.drop(self._url)
         self.wait(lambda: self.find(self._url) is None, f"removing network {self.name}")
 
 
 class Rule(GcpPart):
-    """The network's one firewall rule: machines with the nodes' account reach one another."""
+    """The network's only firewall rule, which lets machines with the nodes' account reach one another."""
 
     def __init__(self, clients: GcpClients, name: str, *, network: str, account: str) -> None:
         """Do no I/O; ``account`` is the address of the nodes' account."""
@@ -475,7 +475,7 @@ class Rule(GcpPart):
         self._network, self._account = network, account
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the rule exists, and whether it or another rule of the network lets in others."""
+        """Return whether the rule exists, and whether it or another rule of the network admits others."""
         listed = self.ask("GET", self._rules).get("items", ())
         ours = [one for one in listed if str(one["network"]).rpartition("/")[2] == self._network]
         others = [
@@ -493,7 +493,7 @@ class Rule(GcpPart):
         return PartState(exists=True, excess=(*state.excess, *others), lacks=state.lacks)
 
     def create(self) -> None:
-        """Make the rule, and wait until it exists; replace one that was changed."""
+        """Make the rule, and wait until it exists; replace a rule that was changed."""
         if self.state(is_own=True).lacks:
             self.delete()
         body = {
@@ -509,7 +509,7 @@ class Rule(GcpPart):
         self.wait(lambda: self.find(f"{self._rules}/{self.name}") is not None, f"making {self.name}")
 
     def delete(self) -> None:
-        """Delete the rule, and wait until it is gone."""
+        """Delete the rule, and wait until it no longer exists."""
         self.drop(f"{self._rules}/{self.name}")
         self.wait(lambda: self.find(f"{self._rules}/{self.name}") is None, f"removing {self.name}")
 

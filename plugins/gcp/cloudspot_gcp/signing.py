@@ -38,7 +38,7 @@ class IamSigner(google.auth.credentials.Signing):  # type: ignore[misc] # google
 
 
 def signer(clients: GcpClients) -> Any:
-    """Return credentials that sign; raise CloudspotError for a user's own login, which cannot."""
+    """Return credentials that sign; raise CloudspotError for a user's own login, which cannot sign."""
     credentials = clients.credentials()
     if isinstance(credentials, google.auth.credentials.Signing):
         return credentials

@@ -9,7 +9,7 @@ cloudspot_api_version = 2
 
 @hookimpl
 def cloudspot_sandbox(name: str) -> type[object] | None:
-    """Return the emulated cluster; raise PluginError where its control plane is not built."""
+    """Return the emulated cluster; raise PluginError if its control plane is not built."""
     if name != "kubernetes":
         return None
     from cloudspot_kubernetes_sandbox.build import binaries

@@ -16,7 +16,7 @@ COMMAND: Final = "python -m cloudspot_kubernetes_sandbox.build"
 
 
 def home() -> Path:
-    """Return ``cloudspot/kubernetes`` below the user's cache directory; it may not exist yet."""
+    """Return ``cloudspot/kubernetes`` in the user's cache directory; it may not exist yet."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "cloudspot" / "kubernetes"
 

@@ -1,4 +1,4 @@
-"""The whole emulated cluster, as `cloudspot sandbox kubernetes` and tests of whole jobs start it."""
+"""The whole emulated cluster, which `cloudspot sandbox kubernetes` and the tests of whole jobs start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PATHS: Final = {
 
 
 class EmulatedKubernetes(EmulatedCloud):
-    """A cluster with three spot nodes and another one, a namespace with the plugin's roles, and a store."""
+    """A cluster with three spot nodes and one other, a namespace with the plugin's roles, and a store."""
 
     name: ClassVar[str] = "kubernetes"
     foreign_variables: ClassVar[tuple[str, ...]] = ("KUBECONFIG", "KUBERNETES_")
@@ -61,7 +61,8 @@ class EmulatedKubernetes(EmulatedCloud):
 
         Raises:
             PluginError: the control plane is not built.
-            CloudspotError: the host cannot isolate machines, as it must because pods write to fixed paths.
+            CloudspotError: the host cannot isolate machines, which is needed because pods write to fixed
+                paths.
         """
         if host.network != self.network:
             raise CloudspotError(
@@ -83,7 +84,7 @@ class EmulatedKubernetes(EmulatedCloud):
         }
 
     def environment(self) -> Mapping[str, str]:
-        """Return the variables that lead to the cluster, as a submitter; see EmulatedCloud."""
+        """Return the variables with which a submitter reaches the cluster; see EmulatedCloud."""
         return self._variables
 
     def machine_environment(self) -> Mapping[str, str]:
@@ -91,7 +92,7 @@ class EmulatedKubernetes(EmulatedCloud):
         return {}
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
-        """Let each pod reach the store, which stands for a bucket, at its own path; see EmulatedCloud."""
+        """Give each pod access, at its own path, to the store, in place of a bucket; see EmulatedCloud."""
         return msgspec.structs.replace(machine, shared={**machine.shared, str(self._store): str(self._store)})
 
     def stop(self) -> None:
@@ -103,7 +104,7 @@ class EmulatedKubernetes(EmulatedCloud):
 
 
 def apply_roles(plane: ControlPlane, namespace: str = NAMESPACE) -> None:
-    """Make the plugin's roles, and bind the submitter to its own, as docs/kubernetes.md describes."""
+    """Make the plugin's roles, and bind the submitter to its role, as docs/kubernetes.md describes."""
     for name in ("role-submitter.yaml", "role-node.yaml"):
         for made in yaml.safe_load_all((_ROLES / name).read_text(encoding="utf-8")):
             for subject in made.get("subjects", ()):

@@ -21,7 +21,7 @@ from cloudspot.local import namespaces
 
 ADMIN: Final = "admin"
 SUBMITTER: Final = "submitter"
-"""The user that runs cloudspot, with the rights of the plugin's role."""
+"""The user that runs cloudspot, with the permissions of the plugin's role."""
 _MANAGER, _SCHEDULER = "system:kube-controller-manager", "system:kube-scheduler"
 _GROUPS: Final = {ADMIN: "system:masters", SUBMITTER: "", _MANAGER: "", _SCHEDULER: ""}
 _CONTROLLERS: Final = (
@@ -77,7 +77,7 @@ class ControlPlane:
         """Start the servers, and return when a pod can be made.
 
         Raises:
-            CloudspotError: a server does not start; the message names the directory of its log.
+            CloudspotError: a server does not start; the message names the directory with its log.
         """
         self._start_etcd()
         self.start_api()
@@ -90,9 +90,10 @@ class ControlPlane:
             *(*shared, *manager, "--secure-port", str(self._manage), "--controllers", _CONTROLLERS),
             *("--use-service-account-credentials", "--root-ca-file", self._path("ca.crt")),
             *("--service-account-private-key-file", self._path("accounts.key")),
-            # A silent node is given up after half a minute, and so are its pods.
+            # After half a minute, a silent node counts as lost, and so do its pods.
             *("--node-monitor-grace-period", "20s", "--pod-eviction-timeout", "10s"),
-            # A claim that is made before its volume is known waits for the next sync, by default for 15 s.
+            # A claim that is made before its volume is known waits for the next sync, which by default comes
+            # every 15 s.
             *("--pvclaimbinder-sync-period", "1s"),
         )
         scheduler = self._configured(_SCHEDULER)
@@ -120,7 +121,7 @@ class ControlPlane:
         self._await("the API server", lambda: self.get("/readyz") is not None)
 
     def stop_api(self) -> None:
-        """Kill the API server, as when its machine fails."""
+        """Kill the API server, as if its machine failed."""
         process = self._processes.pop("kube-apiserver")
         process.kill()
         process.wait()
@@ -155,10 +156,10 @@ class ControlPlane:
         return context
 
     def request(self, method: str, path: str, body: Any = None, *, kind: str = "application/json") -> Any:
-        """Make a request to the API server as the admin; return the answer's JSON, or else its text.
+        """Make a request to the API server as the admin; return the response's JSON, else its text.
 
         Raises:
-            OSError: there is no answer, or a refusal.
+            OSError: there is no response, or a refusal.
         """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.tokens[ADMIN]}", "Content-Type": kind}
@@ -239,7 +240,7 @@ class ControlPlane:
             dead = [name for name, process in self._processes.items() if process.poll() is not None]
             if dead or time.monotonic() > end:
                 reason = f"{dead[0]} has ended" if dead else f"{what} is not there in time"
-                raise CloudspotError(f"the control plane does not start: {reason}; see {self.directory}")
+                raise CloudspotError(f"the control plane did not start: {reason}; see {self.directory}")
             time.sleep(0.1)
 
     def _at(self, name: str) -> Path:
@@ -252,7 +253,7 @@ class ControlPlane:
 def _openssl(*arguments: str) -> None:
     done = subprocess.run(["openssl", *arguments], check=False, capture_output=True, text=True)
     if done.returncode:
-        raise CloudspotError(f"openssl {arguments[0]}: {done.stderr.strip().splitlines()[-1:]}")
+        raise CloudspotError(f"openssl {arguments[0]} failed: {done.stderr.strip()}")
 
 
 def _free_ports(address: str, number: int) -> Sequence[int]:

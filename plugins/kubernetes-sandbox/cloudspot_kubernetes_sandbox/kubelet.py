@@ -64,16 +64,16 @@ exec shutdown -h now
 
 _CPU_STEPS: Final = ((1.0, 0.06), (1.0, 0.01), (2.0, 0.005), (math.inf, 0.0025))
 _MEMORY_STEPS: Final = ((4.0, 0.25), (4.0, 0.2), (8.0, 0.1), (112.0, 0.06), (math.inf, 0.02))
-"""The share that a node reserves for its system: of the first CPUs or GiB, of the next ones, and so on."""
+"""The shares that a node reserves for its system: of its first CPUs or GiB, of the next ones, and so on."""
 _EVICTION_MIB: Final = 100.0
 UNKNOWN_EXIT = 137
-"""What a kubelet tells of a container whose end it has not seen."""
+"""The exit status that a kubelet reports for a container whose end it has not seen."""
 CUT_GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A node's machine. Pods get less than its resources; see ``allocatable``."""
+    """A node's machine. Pods get less than the machine's resources; see ``allocatable``."""
 
     name: str
     zone: str = "zone-a"
@@ -84,7 +84,7 @@ class NodeSpec:
 
 
 def allocatable(node: NodeSpec) -> dict[str, str]:
-    """Return the node's resources for pods, in the form of a kubelet's report.
+    """Return the node's resources for pods, in the form that a kubelet reports.
 
     Source: Google Kubernetes Engine, "Plan node sizes"; EKS does the same for CPUs (from memory, 2026-11).
     """
@@ -115,7 +115,7 @@ class _Run:
     address: str
     begun_at: datetime
     stop_at: float | None = None
-    """When to kill it (monotonic)."""
+    """When to kill the pod (monotonic)."""
     shown: str = ""
     """The status that the API server shows."""
     is_evicted: bool = False
@@ -123,12 +123,12 @@ class _Run:
 
 
 class PodMetadata(MetadataService):
-    """Serves a machine its pod's command and the order to stop; a real cluster has no such service."""
+    """Supplies a machine with its pod's command and the order to stop; a real cluster has no such service."""
 
     server_version: ClassVar[str] = "kubelet"
 
     def answer(self, request: Request) -> Answer:
-        """Answer at once; a request about the stop waits for a while."""
+        """Answer at once; a request about the order to stop waits for a while."""
         if request.path == "/run":
             return Answer(200, self.view.user_data)
         if request.path == f"/{_STOP}" and (_STOP in self.view.tags or self.view.wait_for_change(20.0)):
@@ -137,7 +137,7 @@ class PodMetadata(MetadataService):
 
 
 class Kubelet:
-    """The kubelets of all nodes, in a thread of their own, until ``close``."""
+    """The kubelets of all nodes, which run in a thread of their own until ``close``."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Kubelet:
         self._host = host
         self._runs: dict[str, _Run] = {}
         self._failed: set[str] = set()
-        """Nodes whose kubelet is dead."""
+        """The nodes whose kubelet is dead."""
         self._nodes = {one.name: one for one in nodes}
         self._is_over = threading.Event()
         self._consoles = _Consoles((plane.address, 0), _Handler)
@@ -185,7 +185,7 @@ class Kubelet:
         self._consoles.server_close()
 
     def console(self, namespace: str, name: str) -> str | None:
-        """Return the output of the pod's container, or None if there is no such pod here."""
+        """Return the output of the pod's container, or None if no kubelet here runs such a pod."""
         for pod in self._pods():
             if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
                 return self._host.console(pod["metadata"]["uid"])
@@ -195,7 +195,7 @@ class Kubelet:
         while not self._is_over.wait(seconds):
             try:
                 job()
-            except OSError as error:  # the API server is down, or another writer was quicker
+            except OSError as error:  # the API server is down, or another writer was faster
                 _log.info("kubelet: %s", error)
 
     def _register(self, node: NodeSpec) -> None:
@@ -211,7 +211,7 @@ class Kubelet:
     def _beat(self) -> None:
         for node in self._nodes.values():
             if node.name not in self._failed:
-                # Each node has its own kubelet: an error for a deleted node must not keep others from
+                # Each node has its own kubelet, so an error for a deleted node must not keep others from
                 # reporting.
                 with suppress(OSError):
                     self._report_node(node)
@@ -239,7 +239,7 @@ class Kubelet:
         return [pod for pod in pods if pod["spec"].get("nodeName") in self._nodes]
 
     def _look(self) -> None:
-        """Bring each pod one step nearer to its wanted state."""
+        """Bring each pod one step closer to its wanted state."""
         states, pods = self._host.states(), self._pods()
         for pod in pods:
             if pod["spec"]["nodeName"] not in self._failed:
@@ -331,7 +331,7 @@ class Kubelet:
         """Return the script of a pod's machine, and the directories that it shares with others.
 
         Raises:
-            NotImplementedError: the pod has a feature that this kubelet does not have.
+            NotImplementedError: the pod uses a feature that this kubelet does not have.
             HTTPError: a secret or a claim is missing.
         """
         (container,) = pod["spec"]["containers"]
@@ -344,7 +344,7 @@ class Kubelet:
             elif "persistentVolumeClaim" in volume:
                 shared[path] = self._claimed(pod, volume["persistentVolumeClaim"]["claimName"])
             elif "emptyDir" not in volume:
-                raise NotImplementedError(f"this kubelet has no volumes such as {volume['name']}")
+                raise NotImplementedError(f"this kubelet does not support volumes such as {volume['name']}")
             elif path not in {"/dev/shm", "/var/lib/cloudspot"}:  # noqa: S108 # each machine has its own
                 files += f"mkdir -p {shlex.quote(path)}\n"
         variables = {
@@ -357,7 +357,7 @@ class Kubelet:
         for one in container.get("env") or ():
             variables[one["name"]] = self._value(pod, one, address)
         command = [_expand(text, variables) for text in (*container["command"], *container.get("args", ()))]
-        # An image's own variables, such as PATH, are here those of the machine.
+        # Here, an image's own variables, such as PATH, are those of the machine.
         assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
         kept = [f'{name}="${{{name}-}}"' for name in _KEPT]
         return (
@@ -455,12 +455,12 @@ class _Consoles(ThreadingHTTPServer):
     kubelet: Kubelet
 
     def server_bind(self) -> None:
-        # HTTPServer's own method looks up the address's name, which may not resolve.
+        # HTTPServer's own method looks up a name for the address, which may fail.
         socketserver.TCPServer.server_bind(self)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers the API server for ``kubectl logs``."""
+    """Answers the API server's requests for ``kubectl logs``."""
 
     server: _Consoles
 
@@ -486,7 +486,7 @@ def _written(moment: datetime) -> str:
 
 
 def _expand(text: str, variables: Mapping[str, str]) -> str:
-    """Expand a command's word as a kubelet does: $(NAME) is a variable, $$ is $."""
+    """Expand a word of a command as a kubelet does: $(NAME) is a variable, $$ is $."""
 
     def value(match: re.Match[str]) -> str:
         if match[0] == "$$":

@@ -15,7 +15,7 @@ from cloudspot_kubernetes.options import KubernetesOptions
 from cloudspot_kubernetes.setupparts import Binding, Made, Namespace, Policy, Role, subject_of
 
 NAMESPACE: Final = "cloudspot"
-"""The namespace if neither the options nor the kubeconfig name one."""
+"""The namespace to use if neither the options nor the kubeconfig name one."""
 NETWORK_POLICY: Final = "cloudspot-nodes"
 _EVERYBODY: Final = ("system:authenticated", "system:unauthenticated", "system:serviceaccounts")
 _ROOT: Final = "system:masters"
@@ -36,7 +36,9 @@ class KubernetesAccountSetup(AccountSetup):
     def parts(self, request: SetupRequest) -> Sequence[SetupPart]:
         """Return the namespace, network policy, roles, the pods' account and the bindings."""
         if request.monthly_limit is not None:
-            raise SpecError("--budget: a cluster sends no bill; set a budget at the cloud that has its nodes")
+            raise SpecError(
+                "--budget: a cluster sends no bill; set a budget in the cloud that bills its nodes"
+            )
         cluster, namespace, options = self._cluster, self._namespace, self._options
         about: dict[str, Any] = {} if options.context is None else {"context": ("--context", options.context)}
         submitter = Role(cluster, "submitter", pods_in=namespace, **about)
@@ -101,9 +103,9 @@ class KubernetesAccountSetup(AccountSetup):
                 "cluster's names"
             )
         if subject["kind"] == "Group" and subject["name"].startswith(_EVERYBODY):
-            raise SpecError(f"--grant-to {whom}: that is everybody; name those who may submit jobs")
+            raise SpecError(f"--grant-to {whom}: this would be everybody; name those who may submit jobs")
         if subject["name"] == _ROOT:
-            raise SpecError(f"--grant-to {whom}: its members have all rights already")
+            raise SpecError(f"--grant-to {whom}: its members already have all rights")
         digest = hashlib.sha256(whom.encode()).hexdigest()[:8]
         made = []
         for role in roles:

@@ -1,4 +1,4 @@
-"""``cloudspot providers check kubernetes``: tries each thing that a job needs, with advice on failures."""
+"""``cloudspot providers check kubernetes``: tries each step that a job needs, with advice on failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_COMPARED: Final = (
 
 
 def check(options: KubernetesOptions, clients: Cluster, resources: Resources) -> Sequence[CheckResult]:
-    """Try in order each thing that a submission needs; skip those that depend on a failed one."""
+    """Try in order each step that a submission needs; skip those that depend on a failed one."""
     lines = Checklist(remedy=_ROLE)
     if not lines.attempt(
         "kubeconfig", lambda: f"{clients.connect().configuration.host}, {clients.namespace}"
@@ -46,7 +46,7 @@ def check(options: KubernetesOptions, clients: Cluster, resources: Resources) ->
 
 
 def _rights(clients: Cluster) -> str:
-    """Check the user's rights with the API server, which answers every user."""
+    """Check the user's permissions by asking the API server, which answers every user."""
     missing = []
     for right in sorted(permissions.rights(permissions.role("submitter")["rules"])):
         group, (resource, _, sub), verb = right[0], right[1].partition("/"), right[2]
@@ -108,14 +108,14 @@ def _room(options: KubernetesOptions, nodes: _Nodes, pods: Sequence[Mapping[str,
             return noderoom.room(allowed, pods[0]["spec"]["containers"][0]["resources"]["requests"])
     if options.capacity_wait <= KubernetesOptions().capacity_wait:
         raise CloudspotError(
-            "no node has its labels and only taints that it tolerates; with an autoscaler, set capacity_wait "
-            "to the time that a new node takes"
+            "no node has the selected labels and only tolerated taints; with an autoscaler, set "
+            "capacity_wait to the time that a new node takes"
         )
-    return "no node has its labels and only taints that it tolerates now: an autoscaler has to make one"
+    return "no node has the selected labels and only tolerated taints now: an autoscaler has to make one"
 
 
 def _launch(provisioner: PodProvisioner, clients: Cluster, offer: Offer) -> str:
-    """Send a job's pod as a dry run, which admission checks, but the scheduler does not."""
+    """Send a job's pod as a dry run, which is checked by admission, but not by the scheduler."""
     pod = _pod(provisioner, offer)
     path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
     try:
@@ -123,5 +123,5 @@ def _launch(provisioner: PodProvisioner, clients: Cluster, offer: Offer) -> str:
     except Refusal as refusal:
         raise translated(refusal, "a pod of this kind") from refusal
     if not found["metadata"].get("name"):
-        raise CloudspotError("a pod of this kind: the answer to the dry run cannot be read")
+        raise CloudspotError("the answer to the dry run of a pod of this kind cannot be read")
     return f"a pod of the type {offer.instance_type} is admitted; only a launch shows whether there is room"

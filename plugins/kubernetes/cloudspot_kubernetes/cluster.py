@@ -24,11 +24,11 @@ from cloudspot_kubernetes.options import KubernetesOptions, field_error
 TIMEOUT_SECONDS: Final = 30.0
 PAGE: Final = 500
 STARTING_SECONDS: Final = 60.0
-"""How long after a failure a denial may come from an API server that has just started."""
+"""How long after a failure a denial may come from an API server that has just started, in seconds."""
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MAX_MESSAGE: Final = 400
 _MAX_REFUSAL: Final = 3900
-"""The most characters of a refusal; a quota's names each of its resources three times."""
+"""The maximum length of a refusal; that of a quota names each of its resources three times."""
 _NO_LIMIT: Final = ("must specify limits.", "No limit is specified")
 """The messages of a ResourceQuota and a LimitRange about a container without the limit that they require."""
 
@@ -58,24 +58,24 @@ class Cluster:
 
     @property
     def namespace(self) -> str:
-        """Return the options' namespace, or the context's."""
+        """Return the namespace of the options, or else of the context."""
         self.connect()
         return self._options.namespace or self._context_namespace or "default"
 
     @property
     def digest(self) -> str:
-        """Return a digest that identifies this cluster, whatever its address is."""
+        """Return a digest that identifies this cluster, whatever its address."""
         settings = self.connect().configuration
         authority = settings.ssl_ca_cert
         identity = Path(authority).read_bytes() if authority else str(settings.host).encode()
         return hashlib.sha256(b"\n".join(identity.split())).hexdigest()[:16]
 
     def connect(self) -> Any:
-        """Return the SDK's client, without a request.
+        """Return the SDK's client; this makes no request.
 
         Raises:
             AuthError: there is no kubeconfig, or it leads to a cluster other than the job's.
-            SpecError: the kubeconfig does not have the context.
+            SpecError: the context does not exist in the kubeconfig.
         """
         with self._lock:
             if self._api is None:
@@ -98,19 +98,20 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         is_text: bool = False,
     ) -> Any:
-        """Make a request once, and return the answer's JSON, or its text.
+        """Make a request once, and return the response's JSON, or its text if it is not JSON.
 
         Raises:
             Refusal: the request was refused.
-            TransientError: there is no readable answer; the request may have been carried out.
+            TransientError: there is no readable response; the request may have been carried out.
         """
         api = self.connect()
         settings = api.configuration
         headers = {
             "Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"
         }
-        # These are read each time, because the SDK renews credentials that come from a program or a file. Its
-        # methods are not used, because their models refuse the answers of other versions of Kubernetes.
+        # The credentials are read each time, because the SDK renews those that come from a program or a file.
+        # The SDK's methods are not used, because their models refuse the responses of other versions of
+        # Kubernetes.
         for one in settings.auth_settings().values():
             headers[one["key"]] = one["value"]
         url = f"{settings.host}{path}"
@@ -145,13 +146,13 @@ class Cluster:
             if not following:
                 return
             if following == query.get("continue"):
-                raise TransientError("the cluster's API repeats a page of a list")
+                raise TransientError("the cluster's API returned the same page of a list twice")
             query["continue"] = following
 
     def _understood(self, refusal: Refusal) -> CloudspotError:
         """Return the refusal, or a TransientError if the API server may not have read its roles yet.
 
-        A server that has just started refuses every request for some seconds (seen on 1.20).
+        A server that has just started refuses every request for some seconds (seen with 1.20).
         """
         if refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._failed_at = self._monotonic()
@@ -164,7 +165,7 @@ class Cluster:
 
     def _load(self) -> Any:
         settings = client.Configuration()
-        # The SDK reads the variable when it is imported.
+        # The SDK reads KUBECONFIG only when it is imported.
         path = self._options.kubeconfig or os.environ.get("KUBECONFIG") or None
         wanted = self._options.context or None
         try:
@@ -193,9 +194,9 @@ class Cluster:
 def translated(refusal: Refusal, what: str) -> CloudspotError:
     """Return the error for a refusal, with ``what`` before the reason.
 
-    Admission refuses with the same status as RBAC, so the message distinguishes them. Sources: the API
-    concepts and the admission plugins of Kubernetes ("exceeded quota" of ResourceQuota, "no PriorityClass",
-    "error looking up service account"), seen on 1.20.
+    Admission refuses requests with the same status as RBAC, so the message distinguishes the two. Sources:
+    the API concepts and the admission plugins of Kubernetes ("exceeded quota" of ResourceQuota, "no
+    PriorityClass", "error looking up service account"), seen with 1.20.
     """
     text = f"{what}: {refusal}"
     if refusal.status == HTTPStatus.UNAUTHORIZED:
@@ -203,7 +204,7 @@ def translated(refusal: Refusal, what: str) -> CloudspotError:
     if refusal.status == HTTPStatus.FORBIDDEN:
         if "exceeded quota" in str(refusal):
             return QuotaError(f"{text}; ask for less, or raise the namespace's ResourceQuota")
-        if "status unknown for quota" in str(refusal):  # the quota was made a moment ago
+        if "status unknown for quota" in str(refusal):  # the quota is new
             return TransientError(text)
         if any(one in str(refusal) for one in _NO_LIMIT):
             return ProvisionError(
@@ -220,7 +221,7 @@ def translated(refusal: Refusal, what: str) -> CloudspotError:
 
 
 def is_denial(refusal: Refusal) -> bool:
-    """Return whether a 403 means that a right is missing; a 403 without a reason is a gateway's."""
+    """Return whether a 403 means that a permission is missing; a 403 without a reason is a gateway's."""
     return not refusal.reason or (" cannot " in str(refusal) and "User " in str(refusal))
 
 
@@ -237,7 +238,7 @@ def _refusal(status: int, data: bytes) -> Refusal:
 def _tell(
     method: str, path: str, body: Any, query: Mapping[str, str] | None, answer: Any, seconds: float
 ) -> None:
-    """Tell of an answer; one that is no JSON, such as a pod's log, has no body then."""
+    """Report a response, without a body if that is not JSON, as for a pod's log."""
     try:
         said = json.loads(answer.data)
     except UNREADABLE:
@@ -258,6 +259,6 @@ def _tell(
 
 
 def one_line(text: str, *, most: int = _MAX_MESSAGE) -> str:
-    """Return a text from outside as a printable line of bounded length."""
+    """Return a text from outside as a printable line of limited length."""
     line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return line if len(line) <= most else line[: most - 3] + "..."

@@ -15,11 +15,12 @@ from cloudspot_kubernetes.notice import instance_id
 from cloudspot_kubernetes.podspec import CONTAINER, ENDED_BY_US, MARKET, RANK, TYPE, ZONE
 
 _TAKEN: Final = frozenset({"NodeShutdown", "Preempting", "Shutdown", "Terminated"})
-"""Reasons of a failed pod that was reclaimed: a graceful node shutdown, preemption. ``Evicted`` is not one of
-them: a kubelet gives it to a pod that has used up memory or disk, its own or the node's, as it would on any
-node. A drain of a node deletes its pods."""
+"""The reasons of failed pods that were reclaimed: a graceful node shutdown, preemption. ``Evicted`` is not
+among them: a kubelet gives this reason to a pod that has used up memory or disk, its own or the node's, as it
+would on any node. A drain of a node deletes its pods.
+"""
 _USUAL: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
-"""Reasons of a container that waits, but will start soon."""
+"""The reasons of a container that is waiting, but will start soon."""
 _IMAGE: Final = frozenset(
     {
         "ErrImageNeverPull",
@@ -31,8 +32,9 @@ _IMAGE: Final = frozenset(
         "SignatureValidationFailed",
     }
 )
-"""Reasons of a container that waits because its image cannot be pulled (kubelet,
-pkg/kubelet/images/types.go)."""
+"""The reasons of a container that is waiting because its image cannot be pulled (kubelet,
+pkg/kubelet/images/types.go).
+"""
 _OUT_OF_MEMORY: Final = "OOMKilled"
 
 
@@ -62,10 +64,10 @@ def to_instance(pod: Mapping[str, Any]) -> Instance:
 
 
 def state_of(pod: Mapping[str, Any]) -> InstanceState:
-    """Return the pod's state. It is ENDED only if its containers are known to have stopped.
+    """Return the pod's state. The state is ENDED only if the pod's containers are known to have stopped.
 
-    An ended pod is Succeeded or Failed. Kubelets before 1.27 leave a deleted pod Running, and report its
-    containers as terminated.
+    A pod that has ended is Succeeded or Failed. Kubelets before 1.27 leave a deleted pod in the phase
+    Running, and report its containers as terminated.
     """
     metadata, status = pod["metadata"], pod.get("status") or {}
     containers = status.get("containerStatuses") or ()
@@ -78,7 +80,7 @@ def state_of(pod: Mapping[str, Any]) -> InstanceState:
 
 
 def detail_of(pod: Mapping[str, Any], state: InstanceState) -> str:
-    """Return a line on why the pod has ended or does not start, with advice; it is empty for usual reasons.
+    """Return a line that says why the pod has ended or does not start; empty for usual reasons.
 
     Source: Kubernetes API reference, Pod v1 core: PodStatus, ContainerStateTerminated and
     ContainerStateWaiting; "Pod Lifecycle", container states (from memory, 2026-11).
@@ -94,7 +96,7 @@ def was_scheduled(pod: Mapping[str, Any]) -> bool:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Parse a time of the API's, ``2026-11-20T08:30:00Z``; return None if it is not a time."""
+    """Parse one of the API's times, ``2026-11-20T08:30:00Z``; return None if it is not a time."""
     return moment(text)
 
 
@@ -130,7 +132,7 @@ def _why_ended(pod: Mapping[str, Any]) -> str:
 
 
 def _killed_for_memory(pod: Mapping[str, Any], code: object) -> str:
-    """Return the cause and advice for a container that the kernel has killed for memory."""
+    """Return the cause and advice for a container that the kernel has killed because of memory."""
     kind = (pod["metadata"].get("annotations") or {}).get(TYPE, "")
     resources = next((one.get("resources") or {} for one in pod["spec"]["containers"]), {})
     limit = (resources.get("limits") or {}).get("memory")

@@ -1,4 +1,4 @@
-"""Decides, without I/O, which nodes a pod may be on, and which of them are large enough."""
+"""Decides, without I/O, on which nodes a pod may run, and which of these nodes are large enough."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Node = Mapping[str, Any]
 
 
 def allows(node: Node, spec: Mapping[str, Any]) -> bool:
-    """Return whether a pod with this spec may be on the node, by its labels and taints.
+    """Return whether a pod with this spec may run on the node, judged by its labels and taints.
 
     Source: Kubernetes, "Assigning Pods to Nodes" and "Taints and Tolerations" (from memory, 2026-11).
     """
@@ -26,31 +26,33 @@ def allows(node: Node, spec: Mapping[str, Any]) -> bool:
 
 
 def room(nodes: Sequence[Node], requests: Mapping[str, str]) -> str:
-    """Return how many of the nodes that a pod may be on can allocate its requests.
+    """Return how many of the nodes on which a pod may run can allocate its requests.
 
     Raises:
-        CloudspotError: no node can, even if nothing else is on it.
+        CloudspotError: no node can, even if it runs nothing else.
     """
     wanted = amounts(requests)
     lacking = [_lacking(node, wanted) for node in nodes]
     fitting = lacking.count("")
     if fitting:
-        return f"{fitting} of {len(nodes)} nodes with its labels have room for it, unless others use them"
+        return (
+            f"{fitting} of {len(nodes)} nodes that the pod selects have room for it, unless others use them"
+        )
     raise CloudspotError(
-        f"none of the {len(nodes)} nodes with its labels can ever have it: {lacking[0]}; a kubelet "
-        "reserves a part of its machine: ask for less in providers.kubernetes.types"
+        f"none of the {len(nodes)} nodes that the pod selects is large enough for it: {lacking[0]}; ask for "
+        "less in providers.kubernetes.types, because a kubelet reserves a part of its machine"
     )
 
 
 def _lacking(node: Node, wanted: Mapping[str, Any]) -> str:
-    """Return which resource the node has too little of, and how much it has, or "" if it has enough."""
+    """Return which resource of the node is too small, and how large it is, or "" if none is."""
     status = node["status"]
     capacity, allocatable = status.get("capacity") or {}, status.get("allocatable") or {}
     for name, asked in wanted.items():
         if amount(allocatable.get(name, "0")) < asked:
             whole = f"{asked / 2**20:.0f}Mi" if name == "memory" else f"{asked.normalize():f}"
             shown = f"{allocatable.get(name, '0')} of {capacity.get(name, '0')}"
-            return f"it asks for {whole} {name}, and {node['metadata']['name']} can allocate {shown}"
+            return f"the pod asks for {whole} {name}, and {node['metadata']['name']} can allocate {shown}"
     return ""
 
 

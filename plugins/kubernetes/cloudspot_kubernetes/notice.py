@@ -1,9 +1,10 @@
 """Reads a node's identity and the notices of its pod's end, with the standard library only.
 
-The kubelet ends a pod with SIGTERM to the container's process 1, which writes a file (see ``podspec``). So
-waiting for a notice needs no request. When the file exists and the pod has its service account's token, the
-pod is read once: the grace period of its deletion, which an eviction may choose, shows when the kubelet kills
-it. Sources: Kubernetes, "Pod Lifecycle", "API-initiated Eviction", "Node Shutdowns" (from memory, 2026-11).
+The kubelet ends a pod with SIGTERM to the container's process 1, which writes a file (see ``podspec``). So no
+request is needed in order to wait for a notice. When the file exists and the pod has its service account's
+token, the pod is read once: the grace period of its deletion, which an eviction may choose, shows when the
+kubelet kills the pod. Sources: Kubernetes, "Pod Lifecycle", "API-initiated Eviction", "Node Shutdowns" (from
+memory, 2026-11).
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from cloudspot.model import Market, NodeIdentity, PreemptionNotice
 from cloudspot.plugin.answers import MAX_DIGITS, UNREADABLE, number
 
 TERMINATING: Final = "pod-terminating"
-"""The file in the node's directory that process 1 writes at SIGTERM; it contains the machine's uptime
-then."""
+"""The file in the node's directory that process 1 writes at SIGTERM; it contains the machine's uptime at that
+time.
+"""
 UPTIME: Final = Path("/proc/uptime")
 GRACE: Final = "CLOUDSPOT_POD_GRACE"
 NODE: Final = "CLOUDSPOT_POD_NODE"
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_SECONDS: Final = 3.0
 MAX_ANSWER_BYTES: Final = 8 << 20
-"""The most bytes of an answer, which is a pod or a node; etcd stores at most 1.5 MiB of one."""
+"""The maximum size of a response, which is a pod or a node; etcd stores at most 1.5 MiB of either."""
 TAINT_SECONDS: Final = 5.0
 """How often a node's taints are read."""
 UID_LENGTH: Final = 8
@@ -52,8 +54,9 @@ TAINTS: Final[Mapping[str, str]] = {
     "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler drains the node",
     "node.kubernetes.io/out-of-service": "an administrator: the node is gone",
 }
-"""Taints that announce a node's end, by key. They are from memory of the projects' documentation; none has
-been tried on a real cluster."""
+"""Taints, by key, that announce that a node is about to be terminated. The taints are from memory of the
+projects' documentation; none of them has been tried on a real cluster.
+"""
 
 # A child of the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.kubernetes.notice")
@@ -76,7 +79,7 @@ POD: Final = _Names()
 
 
 def instance_id(name: str, uid: str) -> str:
-    """Return a pod's id: its name, and a part of its UID, because a later pod may have the same name."""
+    """Return a pod's id: its name and a part of its UID, because a later pod may have the same name."""
     return f"{name}.{uid[:UID_LENGTH]}"
 
 
@@ -84,7 +87,7 @@ def node_identity() -> NodeIdentity:
     """Return this pod's identity.
 
     Raises:
-        TransientError: this is not a pod of cloudspot's, or it has no address.
+        TransientError: this is not one of cloudspot's pods, or it has no address.
     """
     facts = {name: os.environ.get(getattr(POD, name), "") for name in POD._fields}
     for name in ("name", "uid", "rank", "address"):
@@ -114,13 +117,13 @@ class PodApi:
         """Return the object at the path.
 
         Raises:
-            OSError: there is no service account, no answer, or a refusal.
-            ValueError: the answer cannot be read.
+            OSError: there is no service account, no response, or a refusal.
+            ValueError: the response cannot be read.
         """
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
         # The token is read each time, because the kubelet renews it.
         token = (SERVICE_ACCOUNT / "token").read_text(encoding="ascii").strip()
-        request = urllib.request.Request(  # the scheme is ours
+        request = urllib.request.Request(  # the URL's scheme is fixed
             f"https://{f'[{host}]' if ':' in host else host}:{port}{path}",
             headers={"Authorization": f"Bearer {token}"},
         )
@@ -128,7 +131,7 @@ class PodApi:
         handlers = (
             urllib.request.ProxyHandler({}),
             urllib.request.HTTPSHandler(context=context),
-            NoRedirects(),  # a redirect's target would receive the token
+            NoRedirects(),  # the target of a redirect would receive the token
         )
         with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT_SECONDS) as answer:
             return json.loads(answer.read(MAX_ANSWER_BYTES))
@@ -161,7 +164,7 @@ class PodNoticeSource(PreemptionSource):
         self._taints_read_at = -TAINT_SECONDS
 
     def poll(self) -> PreemptionNotice | None:
-        """Return the notice of the pod's end, else of its node's."""
+        """Return the notice of the pod's end, or else of its node's end."""
         if self._notice is None:
             self._notice = self._terminating()
         if self._notice is None and self._watches_taints and self._tainted is None:
@@ -184,23 +187,23 @@ class PodNoticeSource(PreemptionSource):
             return self._ends(begun, self._shutdown_grace, "SIGTERM")
         except (OSError, *UNREADABLE) as error:
             _log.warning(
-                "this pod is ending, and its grace period cannot be read (%s): it counts on %g s",
+                "this pod is ending, and its grace period cannot be read (%s): assuming %g s",
                 _why(error),
                 self._shutdown_grace,
             )
             return self._ends(begun, self._shutdown_grace, "SIGTERM")
         if "deletionTimestamp" not in metadata:
-            # The pod was not deleted, so its node shuts down.
+            # The pod was not deleted, so its node is shutting down.
             return self._ends(begun, self._shutdown_grace, "node-shutdown")
-        # The grace period begins with the SIGTERM, which came at once.
+        # The grace period began with the SIGTERM, which was sent at once.
         return self._ends(begun, float(metadata.get("deletionGracePeriodSeconds") or 0), "eviction")
 
     def _begun(self) -> float:
-        """Return when process 1 got its SIGTERM (monotonic); all processes of the pod find the same time."""
+        """Return when process 1 received SIGTERM (monotonic); all processes of a pod get the same time."""
         now = time.monotonic()
-        # The uptime includes sleep, and may be the container's own.
+        # The uptime includes times of sleep, and may be the container's own.
         ahead = round(now - float(UPTIME.read_text(encoding="ascii").split()[0]))
-        with self._file.open("rb") as file:  # the training may have written it
+        with self._file.open("rb") as file:  # the training may have changed it
             said = number(file.read(MAX_DIGITS).decode("ascii", errors="replace"), most=MAX_UPTIME_SECONDS)
         return now if said is None else min(now, said + ahead)
 
@@ -220,12 +223,12 @@ class PodNoticeSource(PreemptionSource):
             keys = [str(taint.get("key")) for taint in node["spec"].get("taints") or ()]
         except HTTPError as error:
             if error.code not in {401, 403}:
-                raise TransientError(f"the node's taints: {_why(error)}") from error
+                raise TransientError(f"the node's taints cannot be read: {_why(error)}") from error
             _log.warning("the node's taints cannot be read (%s): they are not watched", _why(error))
             self._watches_taints = False
             return None
         except (OSError, *UNREADABLE) as error:
-            raise TransientError(f"the node's taints: {_why(error)}") from error
+            raise TransientError(f"the node's taints cannot be read: {_why(error)}") from error
         found = next((key for key in keys if key in TAINTS), None)
         return None if found is None else PreemptionNotice(deadline=None, source=f"taint {found}")
 

@@ -1,4 +1,4 @@
-"""The rights that cloudspot needs in a cluster, in files for ``kubectl apply``: the only list of them."""
+"""The permissions that cloudspot needs in a cluster, in files for ``kubectl apply``: their only list."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ REASONS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
         ("node-taints", "nodes"): "let a pod see the taints that announce its node's end",
     }
 )
-"""The reason for the rights on a resource, by the role's name and the resource."""
+"""The reason for the permissions on a resource, by the role's name and the resource."""
 
 Right = tuple[str, str, str]
-"""The API group ("" for the core's), the resource with its subresource, and the verb."""
+"""The API group ("" for the core group), the resource with its subresource, and the verb."""
 
 
 def documents(name: str) -> Sequence[Mapping[str, Any]]:
@@ -31,12 +31,12 @@ def documents(name: str) -> Sequence[Mapping[str, Any]]:
 
 
 def role(name: str) -> Mapping[str, Any]:
-    """Return the Role or ClusterRole in that file."""
+    """Return the Role or ClusterRole in the named file."""
     return next(one for one in documents(name) if one["kind"] in {"Role", "ClusterRole"})
 
 
 def rights(rules: Iterable[Mapping[str, Any]]) -> frozenset[Right]:
-    """Return the single rights that RBAC rules give; a right to named objects only includes their names."""
+    """Return the single permissions that RBAC rules grant; for named objects, they include the names."""
     found = set()
     for rule in rules:
         names = f" {', '.join(rule['resourceNames'])}" if rule.get("resourceNames") else ""
@@ -51,13 +51,13 @@ def rights(rules: Iterable[Mapping[str, Any]]) -> frozenset[Right]:
 
 
 def shown(right: Right) -> str:
-    """Return a right in readable form: ``list pods``."""
+    """Return a permission in readable form: ``list pods``."""
     group, resource, verb = right
     return f"{verb} {resource}.{group}" if group else f"{verb} {resource}"
 
 
 def reasons(name: str) -> tuple[str, ...]:
-    """Return a line for each resource of a role, with the reason for its rights."""
+    """Return a line for each resource of a role, with the reason for its permissions."""
     return tuple(
         f"{REASONS[name, resource]}: {', '.join(f'{verb} {resource}' for verb in rule['verbs'])}"
         for rule in role(name)["rules"]

@@ -40,9 +40,11 @@ VERDICT_SECONDS: Final = 30.0
 """How long to wait for the scheduler's first report."""
 POLL_SECONDS: Final = 0.2
 GONE_SECONDS: Final = 10.0
-"""How long a refused launch waits for the end of pods that had started."""
+"""How long a refused launch waits until the pods that had started have ended."""
 TERMINATE_SECONDS: Final = 1
-"""The grace period of a pod that cloudspot ends. With 0, the API would forget the pod before it has ended."""
+"""The grace period of a pod that cloudspot ends, in seconds. If it were 0, the API would forget the pod
+before it has ended.
+"""
 
 Pod = Mapping[str, Any]
 
@@ -64,8 +66,9 @@ class PodProvisioner(Provisioner):
 
     token_seconds = KEPT.total_seconds()
     absence_proves_after_seconds = 10.0
-    """The API forgets a pod when its kubelet reports its end, when its node no longer exists, or when a
-    person deletes it by force because they know that it does not run."""
+    """The API forgets a pod when its kubelet reports its end, when its node no longer exists, or when
+    somebody deletes it by force because they know that it is not running.
+    """
 
     def __init__(self, options: KubernetesOptions, cluster: Cluster) -> None:
         """Keep the job's options."""
@@ -78,10 +81,10 @@ class PodProvisioner(Provisioner):
         return podspec.render(group, self._options, namespace=self._cluster.namespace)
 
     def create(self, request: CreateRequest) -> CreateResult:
-        """Create the pods, wait for the scheduler's verdict, and return those that have a node.
+        """Create the pods, wait for the scheduler's decision, and return those that have a node.
 
-        A pod without a node has no capacity: after ``capacity_wait`` such pods are deleted, and all pods are
-        if fewer than ``min_nodes`` have a node.
+        A pod without a node has no capacity: such pods are deleted after ``capacity_wait``, and so are all
+        pods of the launch if fewer than ``min_nodes`` have a node.
 
         Raises:
             TransientError: the API server or the scheduler did not answer; the pods may exist.
@@ -102,7 +105,7 @@ class PodProvisioner(Provisioner):
                 self._patch(pod, {"annotations": dict(facts)})
 
     def instances(self, request: InstancesRequest) -> InstancesResult:
-        """Return the pods, including those that have ended by themselves; deleted pods vanish at their end.
+        """Return the pods, including those that ended by themselves, but not deleted ones after their end.
 
         Raises:
             TransientError: the listing failed.
@@ -127,7 +130,7 @@ class PodProvisioner(Provisioner):
         return end_all(tuple(pods), end)
 
     def evict(self, instance_id: str, *, seconds: float | None) -> bool:
-        """Delete a pod as an eviction does, by default in its own grace period; return whether it exists."""
+        """Delete a pod as an eviction does, by default in its own grace period; return whether it existed."""
         with _meaning("deleting the pod"):
             for pod in self._found([instance_id]):
                 self._delete(pod, seconds=None if seconds is None else round(seconds))
@@ -135,7 +138,7 @@ class PodProvisioner(Provisioner):
         return False
 
     def console(self, instance: Instance) -> str:
-        """Return the container's log, or the reason why it has none yet; see Provisioner."""
+        """Return the container's log, or the reason why there is none yet; see Provisioner."""
         if instance.state is InstanceState.PENDING and instance.detail:
             return f"{instance.detail}\n"
         path = f"{_path(self._cluster.namespace)}/{instance.id.rpartition('.')[0]}/log"
@@ -145,7 +148,7 @@ class PodProvisioner(Provisioner):
             if refusal.status == HTTPStatus.NOT_FOUND:
                 return ""
             if refusal.status == HTTPStatus.BAD_REQUEST:
-                return f"{refusal}\n"  # why it has not started, such as an image that cannot be pulled
+                return f"{refusal}\n"  # the reason why it has not started, such as a missing image
             raise translated(refusal, "reading the pod's log") from refusal
         return text
 
@@ -168,7 +171,7 @@ class PodProvisioner(Provisioner):
                 self._delete(pod, seconds=0)
 
     def offers(self, request: OffersRequest) -> OffersResult:
-        """Return an offer for each type that fits, each zone, and each market for which it has a price.
+        """Return an offer for each type that fits, each zone, and each market for which the type has a price.
 
         Raises:
             SpecError: the options name no image or no type.
@@ -214,9 +217,10 @@ class PodProvisioner(Provisioner):
                 yield pod
 
     def _forget_old(self, made: Sequence[Pod]) -> None:
-        """Delete any job's pods that ended long before ``made`` were created.
+        """Delete, for all jobs, the pods that ended long before ``made`` were created.
 
-        All of these times are the cluster's: by this computer's clock, a recent end may seem old.
+        All of these times are from the cluster's clock: by this computer's clock, a recent end may seem long
+        ago.
         """
         now = max(filter(None, (to_instance(pod).launched_at for pod in made)), default=EARLIEST)
         for pod in tuple(self._list(None)):
@@ -228,7 +232,7 @@ class PodProvisioner(Provisioner):
         pods = list(self._cluster.list(launch.path, selector=launch.selector))
         for pod in pods:
             if (pod["metadata"].get("annotations") or {}).get(REQUEST) != launch.request:
-                raise ProvisionError("the token was used before with another request")
+                raise ProvisionError("the token was already used for another request")
         return pods
 
     def _made(self, launch: _Launch, found: Sequence[Pod]) -> list[Pod]:
@@ -252,13 +256,13 @@ class PodProvisioner(Provisioner):
             try:
                 self._cluster.request("POST", launch.path, pod)
             except Refusal as refusal:
-                if refusal.reason != "AlreadyExists":  # our own earlier try, or another driver's
+                if refusal.reason != "AlreadyExists":  # made by an earlier try, or by another driver
                     raise
 
     def _await_verdict(self, launch: _Launch) -> list[Pod]:
         """Wait for the launch's outcome, mark it on the pods, and return them.
 
-        A driver that repeats the launch comes to the same outcome, wherever another one was killed.
+        A driver that repeats the launch reaches the same outcome, wherever an earlier driver was killed.
         """
         began = time.monotonic()
         while True:
@@ -276,16 +280,16 @@ class PodProvisioner(Provisioner):
                 self._keep(launch)
             elif waited >= max(launch.body.capacity_wait, VERDICT_SECONDS):
                 name = silent[0]["metadata"]["name"]
-                raise TransientError(f"the scheduler has not looked at pod {name} yet")
+                raise TransientError(f"the scheduler has not considered pod {name} yet")
             elif not launch.asked.seconds_left():
-                raise TransientError(f"{len(waiting)} of {len(pods)} pods still wait for a node")
+                raise TransientError(f"{len(waiting)} of {len(pods)} pods are still waiting for a node")
             else:
                 time.sleep(POLL_SECONDS)
 
     def _keep(self, launch: _Launch) -> None:
         """Delete the pods without a node, unless they get one meanwhile, and then mark the others as kept.
 
-        The mark comes last, because the launch may be refused until then.
+        The mark is set last, because until then the launch may still be refused.
         """
         while waiting := [pod for pod in self._of(launch) if not was_scheduled(pod)]:
             for pod in waiting:
@@ -305,7 +309,7 @@ class PodProvisioner(Provisioner):
             time.sleep(POLL_SECONDS)
 
     def _end_all(self, pods: Iterable[Pod]) -> None:
-        """End each pod, even if that is refused for another; raise the first refusal at the end."""
+        """End each pod, even if that is refused for another one; raise the first refusal at the end."""
         refused: list[Refusal] = []
         for pod in pods:
             try:
@@ -318,7 +322,8 @@ class PodProvisioner(Provisioner):
     def _end(self, pod: Pod) -> None:
         """Mark the pod, so that its end does not count as an eviction, and delete it.
 
-        Without the right to mark it, delete it all the same: a wrong reason costs less than a running pod.
+        If the permission to mark it is missing, delete it anyway: a wrong reason costs less than a running
+        pod.
         """
         try:
             self._patch(pod, {"annotations": {ENDED_BY_US: "true"}})
@@ -339,7 +344,7 @@ class PodProvisioner(Provisioner):
         self._unless_gone("PATCH", pod, {"metadata": {"uid": pod["metadata"]["uid"], **metadata}})
 
     def _unless_gone(self, method: str, pod: Pod, body: Mapping[str, Any]) -> None:
-        """Make a request for this pod; it is no error if the pod is gone or another has its name now."""
+        """Make a request for this pod; do nothing if it no longer exists or another pod now has its name."""
         metadata = pod["metadata"]
         try:
             self._cluster.request(method, f"{_path(metadata['namespace'])}/{metadata['name']}", body)
@@ -359,12 +364,12 @@ def _meaning(what: str) -> Iterator[None]:
 
 
 def _is_kept(found: Sequence[Pod]) -> bool:
-    """Return whether the launch's outcome is marked: no pod is added any more, and the launch not refused."""
+    """Return whether the launch's outcome is marked: it gets no more pods, and can no longer be refused."""
     return any(KEPT_MARK in (pod["metadata"].get("annotations") or {}) for pod in found)
 
 
 def _verdict(pod: Pod) -> str:
-    """Return why the scheduler finds no node for the pod, or "" if it has not reported that."""
+    """Return why the scheduler finds no node for the pod, or "" if it has not reported a reason."""
     for condition in (pod.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("message") or condition.get("reason") or "unschedulable")

@@ -26,16 +26,20 @@ ZONE: Final = "cloudspot-zone"
 ENDED_BY_US: Final = "cloudspot-terminated"
 """The annotation of pods that cloudspot has deleted; other deleted pods were evicted."""
 KEPT_MARK: Final = "cloudspot-kept"
-"""The annotation of a launch's pods when its outcome is known: a repeated launch adds and refuses none."""
+"""The annotation that a launch's pods get when its outcome is known; a repeated launch then adds no pod and
+refuses none.
+"""
 CONTAINER: Final = "node"
 _LABELLED: Final = (machinetags.JOB, machinetags.LAUNCH)
 _DIGEST_LENGTH: Final = 10
 _MAX_JOB: Final = 30
-"""The characters of a job's id in its pods' names, which are also host names of at most 63 characters."""
+"""How many characters of a job's id its pods' names contain; the names are also host names of at most 63
+characters.
+"""
 
-# Process 1 of the container; its argument is the boot script. It keeps SIGTERM from the agent, which would
-# leave within a minute whatever the grace period is; the notice source reads the file instead. SIGUSR1 turns
-# it off.
+# Process 1 of the container; its argument is the boot script. The process does not pass SIGTERM on to the
+# agent, which would leave within a minute whatever the grace period is; the notice source reads the file
+# instead. SIGUSR1 ends the container.
 _INIT: Final = f"""\
 directory=${{CLOUDSPOT_NODE_DIR:-/var/lib/cloudspot}}
 export CLOUDSPOT_POD_INIT=$$
@@ -55,7 +59,7 @@ while wait "$boot"; status=$?; [ "$status" -gt 128 ] && kill -0 "$boot" 2>/dev/n
 exit "$status"
 """
 SHUTDOWN: Final = 'kill -s USR1 "$CLOUDSPOT_POD_INIT"'
-"""The command that ends the container from inside: all processes end with process 1."""
+"""The command that ends the container from inside, because all processes end with process 1."""
 
 
 class PodsRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,11 +69,11 @@ class PodsRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_nodes: int
     min_nodes: int
     capacity_wait: float
-    """Seconds for which the scheduler may find no room."""
+    """How long the scheduler may find no room, in seconds."""
     name: str
     """The prefix of the pods' names."""
     pod: dict[str, Any]
-    """The pod of every node, without its name and its rank."""
+    """The pod that is the same for every node, without its name and its rank."""
 
 
 def render(group: InstanceGroup, options: KubernetesOptions, *, namespace: str) -> LaunchRequest:
@@ -78,7 +82,8 @@ def render(group: InstanceGroup, options: KubernetesOptions, *, namespace: str) 
     labels: dict[str, str] = {}
     notes: dict[str, str] = {}
     for name, value in group.labels.items():
-        # The names of both must end with a letter or a digit; only an annotation may have any value.
+        # The names of labels and annotations must end with a letter or a digit; only an annotation may have
+        # any value.
         (labels if is_label(value) else notes)[name.rstrip("._-")] = value
     labels |= options.labels
     notes |= options.annotations
@@ -102,12 +107,12 @@ def render(group: InstanceGroup, options: KubernetesOptions, *, namespace: str) 
             "spec": _spec(group, options, kind),
         },
     )
-    # The round trip through JSON makes the request equal to itself after it was stored.
+    # After a round trip through JSON, the request equals the one that will be read from the store.
     return LaunchRequest(provider="kubernetes", body=json.loads(msgspec.json.encode(body)))
 
 
 def pods_of(body: PodsRequest, token: str) -> list[dict[str, Any]]:
-    """Return the pods of the request by rank; the same token gives the same names."""
+    """Return the pods of the request, by rank; the same token gives the same names."""
     digest = token_digest(token)
     shown = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
     pods = []
@@ -122,7 +127,7 @@ def pods_of(body: PodsRequest, token: str) -> list[dict[str, Any]]:
 
 
 def token_digest(token: str) -> str:
-    """Return the digest of an idempotency token for names and labels."""
+    """Return the digest of an idempotency token, for use in names and labels."""
     return hashlib.sha256(token.encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
@@ -231,5 +236,5 @@ def _resources(options: KubernetesOptions, kind: PodType) -> Mapping[str, Mappin
 
 
 def _memory(kind: PodType) -> dict[str, str]:
-    """Return the volume of /dev/shm, by default half of the node's memory."""
+    """Return the volume for /dev/shm, by default of half the node's memory."""
     return {"medium": "Memory", **({"sizeLimit": str(kind.memory // 2)} if kind.memory else {})}

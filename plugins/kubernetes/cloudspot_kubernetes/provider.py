@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
-    """Machines as pods of a Kubernetes cluster, on its spot nodes or others."""
+    """Machines as pods of a Kubernetes cluster, on its spot nodes or other nodes."""
 
     name: ClassVar[str] = "kubernetes"
     options_type = KubernetesOptions
@@ -40,7 +40,7 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
         return node_identity()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image, which has everything that is needed, starts the agent."""
+        """Return how the agent is started by the image, which contains everything that is needed."""
         from cloudspot_kubernetes.podspec import SHUTDOWN
 
         return BootProfile(

@@ -17,11 +17,11 @@ _AMOUNTS = re.compile(r"(requested|limited): ((?:[^\s=,]+=[^\s=,;]+,?)+)")
 
 
 def never_fits(refusal: Refusal, body: PodsRequest) -> str:
-    """Return why a quota can never allow the launch, even if nothing else runs, or "" if it may.
+    """Return why a quota can never allow the launch, even if nothing else runs, or "" if it may allow it.
 
-    Each pod of a launch asks for the same, and it needs ``min_nodes`` of them at once. The figures are only
-    in the API server's message: ``exceeded quota: NAME, requested: A=1,B=2, used: A=9, limited: A=9``
-    (kubernetes, plugin/pkg/admission/resourcequota/controller.go).
+    All pods of a launch request the same resources, and the launch needs ``min_nodes`` of them at once. The
+    figures are found only in the API server's message: ``exceeded quota: NAME, requested: A=1,B=2, used: A=9,
+    limited: A=9`` (kubernetes, plugin/pkg/admission/resourcequota/controller.go).
     """
     told = {kind: _amounts(text) for kind, text in _AMOUNTS.findall(str(refusal))}
     for name, limit in told.get("limited", {}).items():
@@ -35,10 +35,10 @@ def never_fits(refusal: Refusal, body: PodsRequest) -> str:
 
 
 def amount(quantity: object) -> Decimal:
-    """Parse a quantity in the form of Kubernetes, such as ``7910m`` or ``28Gi``.
+    """Parse a quantity in the form that Kubernetes uses, such as ``7910m`` or ``28Gi``.
 
     Raises:
-        ValueError: it is not a quantity.
+        ValueError: the text is not a quantity.
     """
     found: Decimal = parse_quantity(quantity)
     return found

@@ -1,7 +1,7 @@
 """The parts of a cluster's setup; each is one object of its API, made and printed from the same body.
 
 Source: Kubernetes API reference, Namespace v1, ServiceAccount v1, rbac.authorization.k8s.io/v1 and
-networking.k8s.io/v1; "Using RBAC authorization", roleRef cannot be changed (checked 2026-11).
+    networking.k8s.io/v1; "Using RBAC authorization", by which roleRef cannot be changed (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cloudspot_kubernetes.cluster import Cluster, Refusal, translated
 MARK: Final[Mapping[str, str]] = MappingProxyType({"app.kubernetes.io/managed-by": "cloudspot-setup"})
 """The labels of the objects that a setup makes."""
 ENDING_SECONDS: Final = 120.0
-"""How long the deletion of a namespace may take."""
+"""How long the deletion of a namespace may take, in seconds."""
 _COLLECTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Namespace": "/api/v1/namespaces",
@@ -81,8 +81,8 @@ class Made(CloudPart):
     ) -> None:
         """Do no I/O.
 
-        ``pods_in`` is the namespace of the pods that use it, and ``context`` holds kubectl's arguments that
-        choose the cluster.
+        ``pods_in`` is the namespace of the pods that use it, and ``context`` contains the arguments with
+        which kubectl chooses the cluster.
         """
         metadata = body["metadata"]
         self.pods_in = pods_in
@@ -102,7 +102,7 @@ class Made(CloudPart):
         )
 
     def found(self) -> Any:
-        """Return the existing object, or None if there is none or it is being deleted."""
+        """Return the existing object, or None if it does not exist or is being deleted."""
         found = self._get(self.path)
         return None if found is None or found["metadata"].get("deletionTimestamp") else found
 
@@ -115,12 +115,12 @@ class Made(CloudPart):
         return state_of(is_own=is_own, differences=wider, lacks=narrower)
 
     def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-        """Return a line for each thing that it allows beyond the body, and for each that it lacks."""
+        """Return one line for each permission beyond those in the body, and one for each that is missing."""
         del found
         return (), ()
 
     def create(self) -> None:
-        """Make the object, or replace one that differs."""
+        """Make the object, or replace an existing one that differs."""
         self._await_end()
         found = self.found()
         if found is not None:
@@ -145,7 +145,7 @@ class Made(CloudPart):
         try:
             self.cluster.request("DELETE", self.path)
         except Refusal as refusal:
-            # The deletion of a namespace that is being deleted already is a conflict.
+            # To delete a namespace that is already being deleted is a conflict.
             if refusal.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
                 raise
 
@@ -155,7 +155,7 @@ class Made(CloudPart):
             if time.monotonic() >= end:
                 raise TransientError(
                     f"deleting {self.kind} {self.name} takes longer than {ENDING_SECONDS:.0f} s: repeat the "
-                    "command, or look for a finalizer in it that no controller carries out"
+                    "command, or look for a finalizer that no controller handles"
                 )
             time.sleep(0.5)
 
@@ -187,7 +187,7 @@ class Namespace(Made):
         return super().delete()
 
     def _left(self) -> str | None:
-        """Return an object in the namespace that is not in every namespace, or None."""
+        """Return an object in the namespace that not every namespace has, or None if there is none."""
         for collection, resource in self._collections():
             answer = self._get(f"{collection}/namespaces/{self.body['metadata']['name']}/{resource}")
             for one in () if answer is None else answer["items"]:
@@ -198,7 +198,7 @@ class Namespace(Made):
         return None
 
     def _collections(self) -> Sequence[tuple[str, str]]:
-        """Return the path of each API version with each of its resources that a namespace can hold."""
+        """Return the resources that a namespace can contain, each as (path of the API version, name)."""
         groups = self.cluster.request("GET", "/apis")["groups"]
         found = []
         for path in ("/api/v1", *(f"/apis/{one['preferredVersion']['groupVersion']}" for one in groups)):
@@ -214,7 +214,7 @@ class Role(Made):
     """The Role or ClusterRole in one of the plugin's files."""
 
     def __init__(self, cluster: Cluster, name: str, *, pods_in: str, **options: Any) -> None:
-        """Do no I/O; ``name`` is the file's, such as ``submitter``."""
+        """Do no I/O; ``name`` is that of the file, such as ``submitter``."""
         body = permissions.role(name)
         if body["kind"] == "Role":
             body = {**body, "metadata": {**body["metadata"], "namespace": pods_in}}
@@ -231,7 +231,7 @@ class Role(Made):
         return super().delete()
 
     def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the rights that it grants beyond the file's, and those that it does not grant."""
+        """Return the permissions that the role grants beyond the file's, and those that it does not grant."""
         theirs = permissions.rights(found.get("rules") or ())
         ours = permissions.rights(self.body["rules"])
         collects = ["it collects the rights of other roles"] if found.get("aggregationRule") else []
@@ -247,7 +247,7 @@ class Binding(Made):
     def __init__(
         self, role: Role, name: str, subject: Mapping[str, str], purpose: str, **options: Any
     ) -> None:
-        """Do no I/O; ``subject`` is in the form of RBAC."""
+        """Do no I/O; ``subject`` is in the form that RBAC uses."""
         kind = role.body["kind"]
         place = {"namespace": role.namespace} if role.namespace else {}
         body = {
@@ -264,7 +264,7 @@ class Binding(Made):
         super().__init__(role.cluster, body, purpose, pods_in=role.pods_in, **options)
 
     def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the subjects that the binding has beyond its own, and its own if that is missing."""
+        """Return the binding's subjects other than the wanted one, and the wanted one if it is missing."""
         other = found["roleRef"]
         if (other["kind"], other["name"]) != (self.body["roleRef"]["kind"], self.body["roleRef"]["name"]):
             return [f"it gives the {other['kind']} {other['name']}"], []
@@ -300,7 +300,7 @@ class Policy(Made):
         super().__init__(cluster, body, purpose, pods_in=pods_in, **options)
 
     def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-        """Return whether its rules differ."""
+        """Return whether the policy's rules differ."""
         return ([] if found["spec"] == self.body["spec"] else ["its rules differ"]), []
 
 

@@ -1,4 +1,7 @@
-"""The first run on a real account. Importing this imports no SDK; the commands do, when used."""
+"""The first run on a real account.
+
+Importing the package imports no SDK; the commands do so when they are used.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ COMMANDS = ("prove", "replay")
 
 @hookimpl
 def cloudspot_command(name: str) -> click.Command | None:
-    """Return the command of that name: each is a module of ``cloudspot_prove.commands``."""
+    """Return the named command: each is a module of ``cloudspot_prove.commands``."""
     if name not in COMMANDS:
         return None
     command: click.Command = getattr(import_module(f"cloudspot_prove.commands.{name}"), name)

@@ -1,4 +1,4 @@
-"""What the steps of a first run work with: commands whose requests are recorded, jobs, and the money left."""
+"""The tools of a first run's steps: commands whose requests are recorded, jobs, and the remaining budget."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from cloudspot_prove.recorded import VARIABLE, Assignment
 from cloudspot_prove.run_record import JobIntended, RunRecord
 
 LOOK_SECONDS: Final = 2.0
-"""How long it is from one look at a job to the next."""
+"""The time from one look at a job to the next, in seconds."""
 BOOT_SECONDS: Final = 900.0
-"""How long a machine may take until it trains: its boot, and a setup that installs PyTorch."""
+"""How long a machine may take until it trains, for its boot and a setup that installs PyTorch."""
 END_SECONDS: Final = 900.0
-"""How long a machine may take from the end of its training to its own end."""
+"""How long a machine may take from the end of its training until it has ended."""
 STEP_SECONDS: Final = 0.25
-"""Of the training, for one step."""
+"""The duration of one training step."""
 
 
 class StepFailed(CloudspotError):
-    """A step did not do what it is to show; the message holds no name of the account's."""
+    """A step has failed; the message contains no name that belongs to the account."""
 
 
 class StepSkipped(CloudspotError):
@@ -52,7 +52,7 @@ class StepSkipped(CloudspotError):
 
 
 class Bench:
-    """One run at work."""
+    """Runs commands and jobs for one run."""
 
     def __init__(self, record: RunRecord) -> None:
         """Do no I/O."""
@@ -61,7 +61,7 @@ class Bench:
         self.cloud: Cloud = cloud_of(self.told.provider)
         self.step = ""
         self.facts: dict[str, Any] = {}
-        """What this step has measured."""
+        """The measurements of the current step."""
         self._jobs: dict[str, Job] = {}
 
     @cached_property
@@ -74,7 +74,7 @@ class Bench:
     # --- commands -------------------------------------------------------------------------------
 
     def start(self, *words: str, is_quiet: bool = False) -> subprocess.Popen[str]:
-        """Start a command of cloudspot, with its requests recorded and its output shown as it comes."""
+        """Start a cloudspot command, with its requests recorded and its output shown as it arrives."""
         assignment = Assignment(
             provider=self.told.provider,
             directory=str(self.record.recordings),
@@ -102,7 +102,7 @@ class Bench:
         return child
 
     def call(self, *words: str, seconds: float = 600.0) -> int:
-        """Run a command to its end and return its status; one that hangs is ended."""
+        """Run a command to its end and return its exit status; a command that hangs is ended."""
         output.echo(f"    $ cloudspot {' '.join(words)}")
         child = self.start(*words)
         try:
@@ -112,7 +112,7 @@ class Bench:
             raise StepFailed(f"`cloudspot {words[0]}` had not ended after {seconds:.0f} s") from None
 
     def ask(self, *words: str, seconds: float = 600.0) -> tuple[int, Any]:
-        """Run a command that prints JSON, and return its status and what it printed; None: nothing."""
+        """Run a command that prints JSON; return its exit status and the JSON, or None if it prints none."""
         child = self.start(*words, is_quiet=True)
         try:
             printed, told = child.communicate(timeout=seconds)
@@ -129,7 +129,7 @@ class Bench:
     # --- jobs -----------------------------------------------------------------------------------
 
     def new_job(self, *, num_machines: int = 1) -> str:
-        """Note that a job of this step will be submitted, and return its id; the money must be enough."""
+        """Record that a job of this step will be submitted, and return its id, if the budget suffices."""
         share = self._share(num_machines)
         number = len(self.record.jobs(self.step)) + 1
         job_id = f"prove-{self.told.run}-{self.step}-{number}"
@@ -138,13 +138,13 @@ class Bench:
 
     @contextmanager
     def job_file(self) -> Iterator[Path]:
-        """Lend the training's job file."""
+        """Provide the training's job file for the duration of the context."""
         place = importlib.resources.files("cloudspot_prove") / "training"
         with importlib.resources.as_file(place) as directory:
             yield directory / "job.toml"
 
     def words(self, job_id: str, *more: str) -> list[str]:
-        """Return what follows ``cloudspot run`` or ``plan`` besides the job file."""
+        """Return the arguments of ``cloudspot run`` or ``plan`` that follow the job file."""
         intended = next((one for one in self.record.jobs() if one.job_id == job_id), None)
         told, cloud = self.told, self.cloud
         steps = max(20, round(told.train_seconds / STEP_SECONDS))
@@ -161,7 +161,7 @@ class Bench:
         return ["--provider", told.provider, *(word for one in sets for word in ("--set", one))]
 
     def history(self, job_id: str) -> History | None:
-        """Return the job's records as they are; None: there is no such job yet."""
+        """Return the job's current records, or None if the job does not exist yet."""
         job = self._jobs.setdefault(job_id, Job(open_store(self.told.store_url), job_id))
         try:
             return job.history()
@@ -169,15 +169,15 @@ class Bench:
             return None
 
     def shown(self, job_id: str) -> dict[str, Any]:
-        """Return what ``show --json`` tells of a job; empty: there is none."""
+        """Return the output of ``show --json`` for a job, or an empty dict if the job does not exist."""
         history = self.history(job_id)
         return {} if history is None else show_json(history, datetime.now(timezone.utc))
 
     def wait(self, job_id: str, what: str, is_so: Callable[[History], bool], *, seconds: float) -> History:
-        """Wait until the job's records show something, and return them.
+        """Wait until the job's records satisfy ``is_so``, and return them.
 
         Raises:
-            StepFailed: they do not after so many seconds, or the job has ended before.
+            StepFailed: they do not within ``seconds``, or the job ended first.
         """
         until = time.monotonic() + seconds
         while True:
@@ -187,7 +187,7 @@ class Bench:
             if history is not None and history.finished is not None:
                 raise StepFailed(f"the job ended before {what}: {history.finished.outcome}")
             if time.monotonic() > until:
-                raise StepFailed(f"{what}: not within {seconds:.0f} s")
+                raise StepFailed(f"this did not happen within {seconds:.0f} s: {what}")
             time.sleep(LOOK_SECONDS)
 
     def wait_for_commit(self, job_id: str) -> History:
@@ -202,7 +202,7 @@ class Bench:
     # --- money ----------------------------------------------------------------------------------
 
     def spent(self) -> float:
-        """Return what the run's jobs have cost by now; of one whose records cannot be read, its limit."""
+        """Return the cost of the run's jobs so far; a job with unreadable records counts with its limit."""
         total = 0.0
         for one in self.record.jobs():
             try:
@@ -215,24 +215,24 @@ class Bench:
         return total
 
     def _share(self, num_machines: int) -> float:
-        """Return what the next job may cost: enough for its machines, and no more than is left."""
+        """Return the cost limit of the next job, which must fit into the remaining budget."""
         needed = self.needed(num_machines)
         left = self.told.max_cost - self.spent()
         if needed > left:
-            raise StepSkipped(f"--max-cost leaves {max(0.0, left):.4f}, and this step may cost {needed:.4f}")
+            raise StepSkipped(f"--max-cost leaves {max(0.0, left):.4f}, but this step may cost {needed:.4f}")
         return round(needed, 6)
 
     def needed(self, num_machines: int) -> float:
-        """Return what a job of so many machines may cost: boots and all, at the price of the first step."""
+        """Return the highest cost of a job with this many machines, at the price that ``price`` found."""
         ended = self.record.ended.get("price")
         price = float(ended.facts.get("most_per_hour", 0.0)) if ended is not None else 0.0
         hours = (2 * BOOT_SECONDS + 2 * self.told.train_seconds) / 3600
-        # While one machine takes over from another, both run.
+        # While one machine replaces another, both run.
         return max(0.001, price * hours * (num_machines + 1))
 
 
 def end(child: subprocess.Popen[str]) -> None:
-    """End a command as Ctrl-C does, which leaves its job alone; kill it if that does not help."""
+    """End a command as Ctrl-C does, which does not end its job; kill it if that does not help."""
     child.send_signal(signal.SIGINT)
     try:
         child.wait(timeout=20)
@@ -242,7 +242,7 @@ def end(child: subprocess.Popen[str]) -> None:
 
 
 def is_job_over(history: History) -> bool:
-    """Return whether no machine of the job runs or will, by its records."""
+    """Return whether, by its records, the job runs no machine and will run none."""
     return history.finished is not None or is_over(history)
 
 
@@ -258,5 +258,5 @@ def final_of(shown: Mapping[str, Any]) -> str | None:
 
 
 def types_of(shown: Mapping[str, Any]) -> Sequence[str]:
-    """Return the types of machines that a job has trained on."""
+    """Return the machine types on which a job has trained."""
     return sorted({one["instance_type"] for one in shown.get("launches", ())})

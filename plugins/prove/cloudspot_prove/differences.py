@@ -1,4 +1,4 @@
-"""How recorded answers differ from others to the same requests: by field, order, code and delay; pure."""
+"""Finds how recorded answers differ from other answers to the same requests; does no I/O."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cloudspot_prove.recording import Exchange
 
 Kind = Literal["field", "order", "code", "delay"]
 STATE_FIELDS: Final = ("State", "Status", "status", "phase")
-"""The field by which a thing says what state it is in: what it tells besides depends on that."""
+"""The fields that hold an object's state, on which its other fields depend."""
 SLOW_SECONDS: Final = 20.0
 SLOW_FACTOR: Final = 10.0
-"""An operation is slow that never takes less than so much more than elsewhere."""
+"""An operation is slow if even its fastest answer takes longer than elsewhere by both of these amounts."""
 NEW: Final = "what is new"
 LATE_SECONDS: Final = 1.0
-"""A thing is late that a listing shows so much later."""
+"""An object is late if a listing shows it later than elsewhere by this time."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -31,11 +31,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, order=True):
     where: str
     """The path of the field, the list or the parameter."""
     text: str
-    """The cloud's answer, and then the other one's."""
+    """The cloud's answer, followed by the other one's."""
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded exchange, and the answer to the same request elsewhere, masked as well."""
+    """A recorded exchange, and the answer to the same request elsewhere, which is masked as well."""
 
     recorded: Exchange
     status: int
@@ -43,9 +43,9 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     answer: Any
     seconds: float
     is_same_request: bool
-    """Whether nothing in the request was made up that decides on the answer."""
+    """Whether the answer depends on no value of the request that had to be invented."""
     names: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The other recording's pseudonyms by this one's, as far as they are known."""
+    """The other recording's pseudonym for each of this one's, as far as it is known."""
 
 
 Fields = dict[tuple[str, str, str], dict[str, set[str]]]
@@ -55,7 +55,7 @@ Fields = dict[tuple[str, str, str], dict[str, set[str]]]
 def find_differences(pairs: Sequence[Pair]) -> list[Difference]:
     """Return how the recorded answers differ, each difference once.
 
-    An answer to another request, of which something was made up that decides on it, tells nothing.
+    An answer is ignored if the request contained an invented value on which the answer depends.
     """
     pairs = [one for one in pairs if one.is_same_request]
     found: dict[tuple[str, str, str], Difference] = {}
@@ -99,7 +99,7 @@ def _objects(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _plain(name: str) -> str:
-    """Return a field's name; names that are masked are all alike."""
+    """Return a field's name; all masked names become the same."""
     return MARK if name.startswith(MARK) else name
 
 
@@ -137,7 +137,7 @@ def _field_differences(
         )
     for name in sorted(ours.keys() & others.keys()):
         here, there = ours[name] - {"null"}, others[name] - {"null"}
-        # A time may be left out by what is written as an empty text.
+        # An empty text may be written in place of a time that is missing.
         if here and there and not here & there and not {*here, *there} <= {"text", "time"}:
             text = f"{' or '.join(sorted(here))}, and {' or '.join(sorted(there))}"
             yield Difference(kind="field", action=action, where=f"{path}.{name}".lstrip("."), text=text)
@@ -174,7 +174,7 @@ def _lists(ours: Any, others: Any, path: str) -> Iterator[tuple[str, list[Any], 
 
 
 def shown_part(value: Any, names: Mapping[str, str]) -> str:
-    """Return what tells an item from others: what is shown of it, and the names whose meaning is known."""
+    """Return the visible content of an item, by which it is distinguished, with the names that are known."""
 
     def plain(one: Any) -> Any:
         if isinstance(one, Mapping):
@@ -201,7 +201,7 @@ def _slow_operations(pairs: Sequence[Pair]) -> Iterator[Difference]:
 
 
 def _late_things(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """Yield which listings show later than elsewhere what an earlier answer has named."""
+    """Yield the listings that show a new object, named by an earlier answer, later than elsewhere."""
     absent: dict[tuple[str, str, str], float] = {}
     latest: dict[str, float] = {}
     for pair in pairs:

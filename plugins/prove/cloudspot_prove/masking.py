@@ -1,7 +1,7 @@
-"""Masks what a cloud's API is asked and answers: only names and values of an allow-list are left.
+"""Masks the requests and answers of a cloud's API: only names and values on an allow-list remain.
 
-Whatever else a text is becomes a pseudonym, the same for the same text within one recording, so that a reader
-can see what refers to what.
+Any other text becomes a pseudonym, which is the same for the same text within one recording, so that readers
+can see which texts are equal.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ from typing import Any, Final
 import msgspec
 
 MARK: Final = "~"
-"""What a masked value begins with."""
+"""The character with which a masked value begins."""
 NUMBER: Final = "~number"
 TIME: Final = "~time"
 BYTES: Final = "~bytes"
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?")
 _SHOWN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/ +-]{0,63}")
-"""Even a value that may be shown is shown only in this form."""
+"""Even a value that may be shown is shown only if it has this form."""
 _CODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,79}")
 
 
 class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a recording of one cloud may show."""
+    """The contents that a recording of one cloud may show."""
 
     names: Callable[[str], frozenset[str]]
-    """Returns the names of fields of a service, as the cloud's SDK knows them."""
+    """Returns the names of a service's fields that the cloud's SDK defines."""
     values: frozenset[str]
-    """Fields whose values are shown, as ``InstanceType`` or, with the field around it, ``State.Name``."""
+    """Fields whose values are shown, such as ``InstanceType`` or, with the field around it, ``State.Name``.
+    """
     words: Callable[[str], frozenset[str]]
-    """Returns texts that are shown wherever they stand in a service's requests: words of cloudspot's own
-    source, and of the API's."""
+    """Returns texts that are shown anywhere in a service's requests: texts in cloudspot's own source, and in
+    the API's definition.
+    """
     segments: frozenset[str] = frozenset()
     """Parts of an HTTP path that are shown."""
     named_by: frozenset[str] = frozenset()
@@ -46,20 +48,20 @@ class Mask:
     """Masks values for one recording."""
 
     def __init__(self, key: bytes, allowed: Allowed) -> None:
-        """``key`` is the recording's own: who has it can try whether a pseudonym stands for a text."""
+        """``key`` is the recording's own; its owner can test whether a pseudonym stands for a text."""
         self._key = key
         self._allowed = allowed
 
     def pseudonym(self, text: str) -> str:
-        """Return what stands for the text."""
+        """Return the pseudonym of the text."""
         return MARK + hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()[:12]
 
     def code(self, code: str) -> str:
-        """Return an error's code, unless it is something else."""
+        """Return an error's code, or its pseudonym if it does not have the form of a code."""
         return code if not code or _CODE.fullmatch(code) else self.pseudonym(code)
 
     def action(self, action: str, service: str) -> str:
-        """Return an operation's name, or a method and a path with its names masked."""
+        """Return an operation's name, or a method and a path in which names are masked."""
         method, space, path = action.partition(" ")
         if not space:
             return self.code(action)
@@ -76,7 +78,7 @@ class Mask:
         return f"{method} {'/'.join(shown)}"
 
     def tree(self, value: Any, service: str) -> Any:
-        """Return a value of JSON, or what an SDK makes of one, with all masked that may not be shown."""
+        """Return a JSON value, or an SDK's version of one, in which all that may not be shown is masked."""
         words = self._allowed.words(service)
         return self._tree(value, self._allowed.names(service) | words, words, ())
 
@@ -104,7 +106,7 @@ class Mask:
     def _text(self, text: str, words: frozenset[str], path: Sequence[str]) -> str:
         if _TIME.fullmatch(text):
             return TIME
-        # A URL names a thing by its last part, as a path does.
+        # A URL names an object by its last part, as a path does.
         last = text.rstrip("/").rpartition("/")[2] if text.startswith(("http://", "https://")) else text
         if last in words:
             return last

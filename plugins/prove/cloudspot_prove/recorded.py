@@ -1,6 +1,6 @@
-"""Runs a command of cloudspot, and records its plugins' requests: ``python -m cloudspot_prove.recorded``.
+"""Runs a cloudspot command, and records its plugins' requests: ``python -m cloudspot_prove.recorded``.
 
-Which recording it writes to stands in the environment. Without that, it is the command alone.
+An environment variable states which recording it writes. Without the variable, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ VARIABLE: Final = "CLOUDSPOT_PROVE_RECORDING"
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process records, and where."""
+    """The recording that a process makes."""
 
     provider: str
     directory: str
-    """It takes a file for each process."""
+    """The directory gets one file for each process."""
     key: str
     """The pseudonyms' key, in hex digits."""
     step: str
@@ -38,7 +38,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def begin(assignment: Assignment) -> Recorder:
-    """Record what this process asks from now on, and return the recorder."""
+    """Record all requests that this process makes from now on, and return the recorder."""
     cloud = cloud_of(assignment.provider)
     path = Path(assignment.directory) / f"{assignment.step}-{os.getpid()}.jsonl"
     allowed = cloud.allowed()
@@ -55,7 +55,7 @@ def begin(assignment: Assignment) -> Recorder:
 def _kept(
     directory: Path, kind: str, find: Callable[[str], frozenset[str]]
 ) -> Callable[[str], frozenset[str]]:
-    """Return ``find`` with its results kept in files: reading an SDK's models takes a second or more."""
+    """Return ``find`` with its results cached in files: reading an SDK's models takes a second or more."""
 
     @cache
     def look(service: str) -> frozenset[str]:
@@ -71,7 +71,7 @@ def _kept(
 
 def main() -> None:
     """Run ``cloudspot`` with the arguments of this process."""
-    # What it starts in turn, such as a notifier, is no business of the recording.
+    # Programs that the command starts, such as a notifier, are not recorded.
     text = os.environ.pop(VARIABLE, None)
     if text is not None:
         begin(decode(text, Assignment))

@@ -18,7 +18,7 @@ from cloudspot_prove.masking import Mask
 
 FORMAT: Final = 1
 MAX_BYTES: Final = 64 << 20
-"""Of a file that is read."""
+"""The maximum size of a file that is read."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, tag="head"):
@@ -26,7 +26,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, tag="head"):
 
     provider: str
     versions: dict[str, str]
-    """By distribution."""
+    """The versions, by distribution."""
     format: int = FORMAT
 
 
@@ -34,11 +34,11 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, tag="exchange"):
     """One request and its answer, masked."""
 
     number: int = 0
-    """Of the line, unique in its file."""
+    """The number of the line, unique in its file."""
     step: str
-    """Of the run, such as ``launch``."""
+    """The step of the run, such as ``launch``."""
     at: float
-    """Seconds since the run began, when the answer was there."""
+    """When the answer arrived, in seconds since the run began."""
     service: str
     action: str
     request: Any
@@ -47,7 +47,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, tag="exchange"):
     code: str = ""
     seconds: float
     same_as: int | None = None
-    """The answer is that of the exchange of this number."""
+    """The number of the earlier exchange with the same answer."""
 
 
 Line = Head | Exchange
@@ -59,9 +59,9 @@ class Recorder:
     def __init__(
         self, path: Path, mask: Mask, *, step: str, began: float, left_out: Iterable[str] = ()
     ) -> None:
-        """Make a file that is closed to others; ``began`` is the run's beginning by ``time.time()``."""
+        """Make a file that only its owner can read; ``began`` is the run's beginning by ``time.time()``."""
         self.step = step
-        """Of the run, which a later exchange belongs to."""
+        """The step of the run to which later exchanges belong."""
         self._mask = mask
         self._began = began
         self._left_out = frozenset(left_out)
@@ -72,7 +72,7 @@ class Recorder:
         self._path = path
 
     def __call__(self, exchange: ApiExchange) -> None:
-        """Write the exchange, unless it is of a service that is left out."""
+        """Write the exchange, unless its service is left out."""
         if exchange.service in self._left_out:
             return
         action = self._mask.action(exchange.action, exchange.service)
@@ -101,23 +101,23 @@ class Recorder:
 
 
 def read_head(path: Path) -> Head:
-    """Return the first line of a whole recording; CloudspotError if it is none."""
+    """Return the first line of a recording; raise CloudspotError if the file is not a recording."""
     with path.open("rb") as file:
         text = file.readline(1 << 16)
     try:
         return decode(text, Head)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CloudspotError(f"{path}: line 1 is not that of a recording: {error}") from None
+        raise CloudspotError(f"{path} is not a recording: line 1: {error}") from None
 
 
 def read_lines(path: Path) -> Iterator[Exchange]:
-    """Yield the exchanges of a file in their order, each with its answer; a line that was cut short is none.
+    """Yield the exchanges of a file in their order, each with its answer; an incomplete last line is ignored.
 
     Raises:
-        CloudspotError: it is not a recording, or of another format.
+        CloudspotError: the file is not a recording, or it has another format.
     """
     if path.stat().st_size > MAX_BYTES:
-        raise CloudspotError(f"{path}: a recording has at most {MAX_BYTES >> 20} MiB")
+        raise CloudspotError(f"{path} is larger than {MAX_BYTES >> 20} MiB, the most for a recording")
     answers: dict[int, Any] = {}
     data = path.read_bytes()
     lines = data.split(b"\n")
@@ -125,10 +125,10 @@ def read_lines(path: Path) -> Iterator[Exchange]:
         try:
             line = decode(text, Line)
         except msgspec.DecodeError as error:
-            raise CloudspotError(f"{path}: line {number} is not one of a recording: {error}") from None
+            raise CloudspotError(f"{path}: line {number} does not belong to a recording: {error}") from None
         if isinstance(line, Head):
             if line.format != FORMAT:
-                raise CloudspotError(f"{path}: this is format {line.format}; expected {FORMAT}")
+                raise CloudspotError(f"{path} has format {line.format}; expected {FORMAT}")
             continue
         if line.same_as is None:
             answers[line.number] = line.answer

@@ -26,8 +26,9 @@ _MASKS: Final = (BYTES, NUMBER, TIME)
 def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
     """Make each request again, in the order of the recording, and yield it with its answer.
 
-    A name in a request that an earlier answer brought stands for the name that the emulation's answer brought
-    in the same place. Others are made up. A request that follows itself with the same answer is made once.
+    If a name in a request came from an earlier answer, it is replaced by the name in the same place of the
+    emulation's answer. Other names are invented. Of identical requests in a row with the same answer, only
+    the first is made.
     """
     mask = Mask(secrets.token_bytes(32), cloud.allowed())
     known = _Names()
@@ -45,7 +46,7 @@ def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
         told.clear()
         completed = cloud.completed(exchange.action, request)
         cloud.repeat(msgspec.structs.replace(exchange, action=action, request=completed))
-        if not told:  # such as a parameter that the SDK refuses by itself
+        if not told:  # for example, the SDK itself refuses a parameter
             continue
         answered = told[-1]
         pair = Pair(
@@ -63,7 +64,7 @@ def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
 
 
 def end_machines(provider: str) -> None:
-    """End the machines that replays have bought: their jobs have made-up names."""
+    """End the machines that replays have bought, which are recognised by their jobs' invented names."""
     provisioner = open_provider(provider, None).provisioner()
     found = [
         one.id
@@ -74,15 +75,15 @@ def end_machines(provider: str) -> None:
 
 
 class _Names:
-    """What the recording's pseudonyms stand for in the emulation."""
+    """The emulation's names for the recording's pseudonyms."""
 
     def __init__(self) -> None:
         self.by_pseudonym: dict[str, str] = {}
-        # A token of an earlier replay would stand for that one's machines.
+        # Without a new salt, a token would be that of an earlier replay, and return its machines.
         self._salt = secrets.token_bytes(8)
 
     def learn(self, recorded: Any, masked: Any, answer: Any) -> None:
-        """Note the names that stand in the same places of two answers, of which one is there masked too."""
+        """Note the names in the same places of two answers; ``masked`` is the masked form of ``answer``."""
         if isinstance(recorded, Mapping) and isinstance(answer, Mapping):
             for (name, one), (told, other) in zip(masked.items(), answer.items(), strict=True):
                 same = name if name in recorded else told
@@ -97,7 +98,7 @@ class _Names:
             self.by_pseudonym.setdefault(recorded, last)
 
     def put_in(self, value: Any, path: tuple[str, ...], made_up: list[tuple[str, ...]]) -> Any:
-        """Return a request's value with names put in; note the paths of those that had to be made up."""
+        """Return a request's value with its pseudonyms replaced; note the paths of invented names."""
         if isinstance(value, Mapping):
             return {
                 self._name(str(name)): self.put_in(one, (*path, str(name)), made_up)
@@ -117,7 +118,7 @@ class _Names:
     def put_in_action(
         self, action: str, made_up: list[tuple[str, ...]], own: Callable[[str], str | None]
     ) -> str:
-        """Return a method and a path with names put in."""
+        """Return a method and a path with names for its pseudonyms."""
         method, space, path = action.partition(" ")
         if not space:
             return action
@@ -139,7 +140,7 @@ class _Names:
 
 
 def _places(recorded: Sequence[Any], masked: Sequence[Any]) -> Sequence[int]:
-    """Return where each recorded item is in the other list: by what is shown of it, or else in its place."""
+    """Return each recorded item's index in the other list, by its visible content or else its place."""
     ours, others = ([shown_part(one, {}) for one in some] for some in (recorded, masked))
     if len(set(ours)) == len(ours) and sorted(ours) == sorted(others):
         return [others.index(one) for one in ours]

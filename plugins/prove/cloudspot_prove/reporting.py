@@ -1,4 +1,4 @@
-"""The report of a run, as values of JSON, as a page, and as text for the terminal."""
+"""The report of a run, as JSON values, as a page, and as text for the terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DISTRIBUTIONS: Final = (
 
 
 def report_of(record: RunRecord) -> dict[str, Any]:
-    """Return the report; all of its texts are cloudspot's own, or masked."""
+    """Return the report; each of its texts is cloudspot's own or is masked."""
     told, ended = record.began, record.ended
     seen = Seen(told, ended, read_all(record.recordings))
     answers = answer_all(seen)
@@ -101,7 +101,7 @@ def save(report: Mapping[str, Any], record: RunRecord, directory: Path) -> list[
 
 
 def page_of(report: Mapping[str, Any]) -> str:
-    """Return the report as a page that loads and runs nothing."""
+    """Return the report as a page that loads nothing and runs nothing."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -112,7 +112,7 @@ def page_of(report: Mapping[str, Any]) -> str:
 
 
 def _marked(text: str) -> Any:
-    """Return a text with what stands between backticks as code, and all of it escaped."""
+    """Return a text, fully escaped, in which text between backticks is shown as code."""
     import markupsafe
 
     parts = [markupsafe.escape(one) for one in text.split("`")]
@@ -123,7 +123,7 @@ def _marked(text: str) -> Any:
 
 
 def shown_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return the report for the terminal: all that it says of the account."""
+    """Return the report for the terminal, with all that it reveals about the account."""
     lines = [f"run {report['run']} on {report['provider']}, {report['began']}", ""]
     for name, one in report["questions"].items():
         lines.append(f"{one['verdict'].upper():>12}  {name}: {one['answer']}")

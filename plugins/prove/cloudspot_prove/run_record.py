@@ -1,7 +1,7 @@
-"""What a first run was about to do, and has done: a file of JSON lines, each on the disk before it happens.
+"""The journal of a first run: JSON lines, each of which is on the disk before the event that it announces.
 
-So a run that was killed at any moment goes on when its command is repeated. All of it is in a directory of
-the user's own, with the recordings.
+So a run that was killed at any moment continues when its command is repeated. The journal and the recordings
+are in a directory that belongs to the user.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LETTERS: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
 class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
-    """The run, with all that it was told."""
+    """The run, with all its settings."""
 
     run: str
     provider: str
     store_url: str
-    """A place of the run's own; all of its jobs are there."""
+    """A prefix that only this run uses, and which contains all of its jobs."""
     settings: tuple[str, ...]
-    """For ``--set``."""
+    """The values of ``--set``."""
     max_cost: float
     currency: str | None
     train_seconds: float
@@ -40,7 +40,7 @@ class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
     gpu: str | None
     other_region: str | None
     key: str
-    """Of the pseudonyms."""
+    """The pseudonyms' key."""
     at: float
 
 
@@ -52,7 +52,7 @@ class StepBegan(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
 
 class JobIntended(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
-    """A job of this id is about to be submitted; it costs this at the most."""
+    """A job with this id is about to be submitted; ``max_cost`` is its cost limit."""
 
     step: str
     job_id: str
@@ -60,7 +60,7 @@ class JobIntended(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
 
 
 class DriverIntended(msgspec.Struct, frozen=True, kw_only=True, tag="driver"):
-    """A function is about to be deployed, and has to be removed."""
+    """A function is about to be deployed, and must later be removed."""
 
 
 class StepEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -70,17 +70,19 @@ class StepEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     status: str
     """``passed``, ``failed`` or ``skipped``."""
     why: str = ""
-    """In cloudspot's own words."""
+    """The reason, in cloudspot's own words."""
     seconds: float = 0.0
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
-    """What it has measured that is in no job and no recording."""
+    """Its measurements that are in no job and no recording."""
 
 
 class CleanedUp(msgspec.Struct, frozen=True, kw_only=True, tag="cleaned"):
     """Nothing of the run is left in the account."""
 
     leftovers: tuple[str, ...]
-    """Kinds of what its jobs had left, and what could not be looked at; all that was found was ended."""
+    """The kinds of resources that its jobs had left, all of which were removed, and those that could not be
+    listed.
+    """
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True, tag="compared"):
@@ -88,7 +90,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True, tag="compared"):
 
     differences: tuple[dict[str, Any], ...] = ()
     why_not: str = ""
-    """Why they were not; empty: they were."""
+    """Why they were not made again; empty if they were."""
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
@@ -102,12 +104,12 @@ class RunRecord:
     """The record of one run."""
 
     def __init__(self, directory: Path) -> None:
-        """Read what stands there."""
+        """Read the existing record."""
         self.directory = directory
         self.events: list[Event] = []
         with suppress(FileNotFoundError):
             for line in (directory / "run.jsonl").read_bytes().split(b"\n"):
-                # A line that a kill has cut short is about something that was not begun.
+                # A line that was cut off by a kill announces an event that did not begin.
                 with suppress(msgspec.DecodeError):
                     self.events.append(decode(line, Event))
 
@@ -125,7 +127,7 @@ class RunRecord:
 
     @property
     def began(self) -> Began:
-        """Return what the run was told."""
+        """Return the run's settings."""
         return next(one for one in self.events if isinstance(one, Began))
 
     @property
@@ -135,7 +137,7 @@ class RunRecord:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the run needs nothing any more."""
+        """Return whether the run is complete."""
         return any(isinstance(one, Saved) for one in self.events)
 
     @property
@@ -145,12 +147,12 @@ class RunRecord:
 
     @property
     def cleaned(self) -> CleanedUp | None:
-        """Return what was found when the account was cleaned up; None: it was not yet."""
+        """Return the result of cleaning up the account, or None if that has not been done yet."""
         return next((one for one in self.events if isinstance(one, CleanedUp)), None)
 
     @property
     def compared(self) -> Compared | None:
-        """Return how the cloud's answers differ from the emulation's; None: nobody has looked yet."""
+        """Return how the cloud's answers differ from the emulation's, or None before the comparison."""
         return next((one for one in self.events if isinstance(one, Compared)), None)
 
     @property
@@ -159,13 +161,13 @@ class RunRecord:
         return any(isinstance(one, DriverIntended) for one in self.events)
 
     def jobs(self, step: str | None = None) -> Sequence[JobIntended]:
-        """Return the jobs that may have been submitted, in a step or in all."""
+        """Return the jobs that may have been submitted, in one step or in all steps."""
         found = [one for one in self.events if isinstance(one, JobIntended)]
         return [one for one in found if step in {None, one.step}]
 
 
 def new_run(provider: str, base_store: str, **told: Any) -> RunRecord:
-    """Begin a run, which ``base_store`` keeps in a place of its own."""
+    """Begin a run, with a store of its own under ``base_store``."""
     run = "".join(secrets.choice(_LETTERS) for _ in range(5))
     directory = _home() / f"{provider}-{run}"
     make_private(directory)
@@ -185,7 +187,7 @@ def new_run(provider: str, base_store: str, **told: Any) -> RunRecord:
 
 
 def unfinished_run(provider: str) -> RunRecord | None:
-    """Return the provider's run that was cut short, if there is one."""
+    """Return the provider's interrupted run, or None if there is none."""
     for record in _runs(provider):
         if record.events and isinstance(record.events[0], Began) and not record.is_over:
             return record

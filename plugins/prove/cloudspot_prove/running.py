@@ -1,4 +1,4 @@
-"""Works through the steps of a run, from wherever it was cut short, and cleans up behind it."""
+"""Takes the steps of a run, from the point at which it was interrupted, and then cleans up."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from cloudspot_prove.run_record import CleanedUp, Compared, RunRecord, StepBegan
 from cloudspot_prove.steps import STEPS
 
 NEEDED: Final = ("check", "price")
-"""Without these, nothing is bought."""
+"""The steps that must pass before anything is bought."""
 WITNESS: Final = "cloudspot-witness "
-"""What the lines of ``training/witness.py`` begin with."""
+"""The beginning of the lines that ``training/witness.py`` prints."""
 
 
 def record_this_process(record: RunRecord) -> Recorder:
-    """Record what this process itself asks of the cloud."""
+    """Record the requests that this process itself makes."""
     told = record.began
     return begin(
         Assignment(
@@ -47,12 +47,12 @@ def record_this_process(record: RunRecord) -> Recorder:
 
 
 def num_machines_of(step: str) -> int:
-    """Return how many machines a step's job has; 0: it buys nothing."""
+    """Return how many machines a step's job has, or 0 if the step buys nothing."""
     return {"check": 0, "price": 0, "two-nodes": 2}.get(step, 1)
 
 
 def may_buy(record: RunRecord) -> bool:
-    """Return whether the steps without which nothing is bought have passed."""
+    """Return whether the steps that must precede any purchase have passed."""
     return all(one in record.ended and record.ended[one].status == "passed" for one in NEEDED)
 
 
@@ -67,7 +67,7 @@ def work_through(record: RunRecord, recorder: Recorder, steps: Sequence[str]) ->
 
 
 def clean_up(record: RunRecord, recorder: Recorder) -> None:
-    """End whatever the run may have left in the account, and delete its part of the store."""
+    """End all that the run may have left in the account, and delete its part of the store."""
     if record.cleaned is not None:
         return
     recorder.step = "cleanup"
@@ -116,7 +116,7 @@ def _take(bench: Bench, step: str) -> None:
         if step in question.steps:
             output.echo(f"  ? {question.id}: {question.text}")
     for job in record.jobs(step):
-        # An earlier attempt was cut short: none of its machines is to cost more.
+        # An earlier attempt was interrupted, and its machines must not cost more.
         _settle(bench, job.job_id)
     record.write(StepBegan(step=step, at=time.time()))
     began = time.monotonic()
@@ -133,7 +133,7 @@ def _take(bench: Bench, step: str) -> None:
         status, why = "failed", str(error)
     except CloudspotError as error:
         output.echo_error(str(error))
-        # Its words may name what belongs to the account.
+        # The message may contain names that belong to the account.
         status, why = "failed", type(error).__name__
     finally:
         for job in record.jobs(step):
@@ -147,7 +147,7 @@ def _take(bench: Bench, step: str) -> None:
 
 
 def _settle(bench: Bench, job_id: str) -> bool:
-    """End a job and its machines, if it was ever submitted; return whether a machine still ran."""
+    """End a job and its machines, if it was ever submitted; return whether a machine was still running."""
     history = bench.history(job_id)
     if history is not None and not is_job_over(history):
         bench.call("stop", job_id, "--wait", seconds=END_SECONDS)
@@ -162,13 +162,13 @@ def _settle(bench: Bench, job_id: str) -> bool:
         running += now
         provisioner.terminate(TerminateRequest(instance_ids=tuple(now)))
         time.sleep(LOOK_SECONDS)
-    with suppress(TransientError):  # What is still in use then is found at the end.
+    with suppress(TransientError):  # Resources that are still in use are found at the end.
         provisioner.release(job_id, store_url=bench.told.store_url)
     return bool(running)
 
 
 def _sweep(bench: Bench) -> list[str]:
-    """End what the account's inventories show of the run's jobs; return the kinds of what there was."""
+    """End the resources of the run's jobs that the account's inventories show; return their kinds."""
     left = []
     ours = {one.job_id for one in bench.record.jobs()}
     for inventory in bench.provider.inventories(all_regions=False):
@@ -177,14 +177,14 @@ def _sweep(bench: Bench) -> list[str]:
                 if asset.job_id in ours:
                     left.append(asset.kind)
                     inventory.end(asset)
-        except CloudspotError as error:  # The others are searched all the same.
+        except CloudspotError as error:  # The other inventories are searched anyway.
             output.echo_error(str(error))
             left.append("perhaps something that could not be listed")
     return left
 
 
 def _summary(bench: Bench, job_id: str) -> dict[str, Any]:
-    """Return what a job's records tell, without the names that belong to the account."""
+    """Return a summary of a job's records, without the names that belong to the account."""
     shown = bench.shown(job_id)
     if not shown:
         return {"id": job_id, "state": "never submitted"}
@@ -216,7 +216,7 @@ def _summary(bench: Bench, job_id: str) -> dict[str, Any]:
 
 
 def _witnessed(bench: Bench, job_id: str) -> list[Mapping[str, Any]]:
-    """Return what the job's machines told of themselves, by its log."""
+    """Return the facts that the job's machines have printed to its log."""
     child = bench.start("logs", job_id, is_quiet=True)
     try:
         printed, _ = child.communicate(timeout=300)

@@ -1,4 +1,4 @@
-"""The steps of a first run. Each returns once it has shown what it is for."""
+"""The steps of a first run. Each returns when it has shown its result."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from cloudspot_prove.run_record import DriverIntended
 
 
 def check(bench: Bench) -> None:
-    """Try rights, bucket, image and quotas; it buys nothing."""
+    """Try permissions, bucket, image and quotas; this buys nothing."""
     with bench.job_file() as path:
         resources = load_job(path).resources.to_model()
     results = check_all(bench.provider, bench.told.store_url, resources)
     echo_results(results)
-    # A second name that differs from the first by a region alone says the same.
+    # If two names differ only by the region, the first result stands for both.
     bench.facts["checks"] = {one.name: one.ok for one in results}
     bench.facts["unknown"] = [one.name for one in results if not one.is_known]
     failed = [one.name for one in results if not one.ok]
@@ -48,7 +48,7 @@ def check(bench: Bench) -> None:
 
 
 def price(bench: Bench) -> None:
-    """Ask what is sold, and for how much."""
+    """Ask which machines are sold, and at what price."""
     with bench.job_file() as path:
         status, told = bench.ask("plan", str(path), *bench.words(""), "--anyway", "--json")
     if told is None:
@@ -80,7 +80,7 @@ def launch(bench: Bench) -> None:
 
 
 def resume(bench: Bench) -> None:
-    """Stop in the middle, and go on with another machine."""
+    """Stop in the middle, and continue on another machine."""
     job_id = bench.new_job()
     child = _begin(bench, job_id)
     bench.wait_for_commit(job_id)
@@ -92,12 +92,12 @@ def resume(bench: Bench) -> None:
         raise StepFailed(f"`resume` ended with status {status}")
     shown = _expect_success(bench, job_id)
     if len(shown["generations"]) < 2 or shown["generations"][-1]["restored"] is None:
-        raise StepFailed("the job did not go on from its checkpoint")
+        raise StepFailed("the job did not continue from its checkpoint")
     _expect_same_weights(bench, shown)
 
 
 def notice(bench: Bench) -> None:
-    """Let the cloud take the machine, with its own notice."""
+    """Let the cloud reclaim the machine, with its own notice."""
     job_id = bench.new_job()
     child = _begin(bench, job_id)
     bench.wait_for_commit(job_id)
@@ -128,7 +128,7 @@ def two_nodes(bench: Bench) -> None:
 
 
 def repeat(bench: Bench) -> None:
-    """Kill the driver while it launches; let others drive, and repeat the request by its token."""
+    """Kill the driver during a launch; let other drivers continue, and repeat the request with its token."""
     job_id = bench.new_job()
     child = _begin(bench, job_id)
     bench.wait(
@@ -147,7 +147,7 @@ def repeat(bench: Bench) -> None:
             break
         if time.monotonic() > until:
             raise StepFailed("the job had not ended under `reconcile`")
-        # Once at the beginning, and once a minute, while the machines run.
+        # The request is repeated at the start, and then once a minute, while the machines run.
         if (
             history.head is not None
             and not is_job_over(history)
@@ -187,7 +187,7 @@ def gpu(bench: Bench) -> None:
 
 
 def driver(bench: Bench) -> None:
-    """Let a function drive a job, and buy the replacement of a machine that is taken."""
+    """Let a function drive a job, and buy the replacement of a machine that is reclaimed."""
     if not bench.cloud.has_functions:
         raise StepSkipped("functions do not exist here: run `cloudspot reconcile` as a CronJob")
     job_id = bench.new_job()
@@ -220,7 +220,7 @@ def driver(bench: Bench) -> None:
 
 
 def other_region(bench: Bench) -> None:
-    """Train in another region than the bucket's."""
+    """Train in a region other than the bucket's."""
     region = bench.told.other_region
     if region is None:
         raise StepSkipped("no other region was named: give --other-region")
@@ -231,9 +231,9 @@ def other_region(bench: Bench) -> None:
 
 
 SELF_END_SECONDS: Final = 300.0
-"""How long a machine may take to end by itself."""
+"""How long a machine may take to end by itself, in seconds."""
 RECONCILE_SECONDS: Final = 30.0
-"""How long it is from one pass of a driver to the next, where a machine does not."""
+"""The time between two passes of a driver, in seconds, if a machine does not end by itself."""
 
 
 STEPS: Final[Mapping[str, Callable[[Bench], None]]] = {
@@ -252,7 +252,7 @@ STEPS: Final[Mapping[str, Callable[[Bench], None]]] = {
 
 
 def _creates_once(bench: Bench) -> bool:
-    """Return whether the store refuses to create an object that is there."""
+    """Return whether the store refuses to create an object that already exists."""
     store, key = open_store(bench.told.store_url), "prove/once"
     store.establish()
     try:
@@ -288,7 +288,7 @@ def _begin(bench: Bench, job_id: str, *more: str) -> Any:
         words = bench.words(job_id, *more)
         output.echo(f"    $ cloudspot run {path.name} --name {job_id}")
         child = bench.start("run", str(path), *words, "--name", job_id, "--plain", "--anyway")
-        # The job file is lent until its contents are in the store.
+        # The job file must exist until its contents are in the store.
         until = time.monotonic() + BOOT_SECONDS
         while bench.history(job_id) is None and child.poll() is None and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
@@ -305,7 +305,7 @@ def _expect_success(bench: Bench, job_id: str) -> dict[str, Any]:
 
 
 def _expect_same_weights(bench: Bench, shown: Mapping[str, Any]) -> None:
-    """Compare the weights with those of the undisturbed job, where both had machines of one type."""
+    """Compare the weights with those of the undisturbed job, if both had machines of the same type."""
     calm = next((bench.shown(one.job_id) for one in reversed(bench.record.jobs("launch"))), {})
     if final_of(calm) is None:
         bench.facts["weights"] = "not compared: there is no undisturbed job"
@@ -313,13 +313,13 @@ def _expect_same_weights(bench: Bench, shown: Mapping[str, Any]) -> None:
         bench.facts["weights"] = "not compared: the machines were of different types"
     elif final_of(calm) != final_of(shown):
         bench.facts["weights"] = "different"
-        raise StepFailed("the weights are not those of the undisturbed job")
+        raise StepFailed("the weights differ from those of the undisturbed job")
     else:
         bench.facts["weights"] = "the same"
 
 
 def _take_machine(bench: Bench, job_id: str) -> None:
-    """Let the cloud take the job's machine, or guide a person through that."""
+    """Let the cloud reclaim the job's machine, or guide the user through that."""
     how = bench.cloud.release
     if how is None:
         bench.provider.require(Capability.PREEMPT)
@@ -343,14 +343,16 @@ def _take_machine(bench: Bench, job_id: str) -> None:
 
 
 def _wait_for_reclaim(bench: Bench, job_id: str) -> None:
-    """Wait for a notice that nobody has asked for, as long as the job lasts."""
+    """Wait for a notice that nobody has requested, for as long as the job lasts."""
     while True:
         history = bench.history(job_id)
         assert history is not None, "it has a checkpoint"
         if any(launch.notices for launch in history.launches):
             return
         if is_job_over(history):
-            raise StepSkipped("a reclaim cannot be requested here, nobody was there to release the machine")
+            raise StepSkipped(
+                "a reclaim cannot be requested here, and nobody was there to release the machine"
+            )
         time.sleep(LOOK_SECONDS)
 
 
@@ -364,7 +366,7 @@ def _runs(machine: Instance) -> bool:
 
 
 def _wait_for_exit(bench: Bench, job_id: str) -> None:
-    """Wait until the job's nodes say that they have ended, whoever drives it."""
+    """Wait until one of the job's nodes has reported its end, whoever drives the job."""
     bench.wait(
         job_id,
         "the node told its end",
@@ -374,9 +376,9 @@ def _wait_for_exit(bench: Bench, job_id: str) -> None:
 
 
 def _wait_for_end(bench: Bench, job_id: str) -> None:
-    """Wait until the cloud lists no machine of the job that runs, and measure how long that took.
+    """Wait until the cloud lists no running machine of the job, and measure how long that takes.
 
-    One that does not end by itself is left to a driver, which is what such machines are left to.
+    A machine that does not end by itself is ended by a driver, as it would be in any job.
     """
     began, asked = time.monotonic(), 0.0
     while True:
@@ -388,7 +390,10 @@ def _wait_for_end(bench: Bench, job_id: str) -> None:
         if waited > END_SECONDS:
             provisioner = bench.provider.provisioner()
             provisioner.terminate(TerminateRequest(instance_ids=tuple(one.id for one in running)))
-            raise StepFailed(f"a driver had not ended machines after {END_SECONDS:.0f} s; they were ended")
+            raise StepFailed(
+                f"the driver had not ended the job's machines after {END_SECONDS:.0f} s, so this step ended "
+                "them"
+            )
         if waited > SELF_END_SECONDS and waited - asked > RECONCILE_SECONDS:
             states = {str(getattr(one.state, "value", one.state)) for one in running}
             bench.facts["left_in_state"] = sorted(states)
@@ -402,7 +407,7 @@ def _wait_for_end(bench: Bench, job_id: str) -> None:
 
 
 def _repeat_launch(bench: Bench, job_id: str, *, since: float) -> dict[str, Any]:
-    """Send the job's first launch again, by its token; end what it buys beyond the first answer."""
+    """Send the job's first launch again, with its token; end any machine that was not there before."""
     history = bench.history(job_id)
     assert history is not None, "it was launched"
     intent = history.launches[0].intent

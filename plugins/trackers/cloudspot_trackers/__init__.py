@@ -1,4 +1,7 @@
-"""cloudspot's trackers: Weights & Biases, MLflow and TensorBoard. Importing this imports none of them."""
+"""cloudspot's trackers: Weights & Biases, MLflow and TensorBoard.
+
+Importing the package imports none of them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ cloudspot_api_version = 2
 
 @hookimpl
 def cloudspot_tracker(name: str) -> type[Tracker] | None:
-    """Return the tracker of that name."""
+    """Return the named tracker."""
     from cloudspot_trackers import mlflow_runs, tensorboard_runs, wandb_runs
 
     found: dict[str, type[Tracker]] = {

@@ -1,4 +1,4 @@
-"""MLflow: a run is found again by tags that it gets when the script starts it."""
+"""MLflow: a run is found again by the tags that it gets when the script starts it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ print("\\n" + json.dumps(found))
 
 
 class MlflowTracker(Tracker):
-    """Has a rank's first ``mlflow.start_run`` resume the run that an earlier start of the training made.
+    """Makes a rank's first ``mlflow.start_run`` resume the run that an earlier start of the training made.
 
-    MLflow chooses the ids of runs, so a run gets the job and the rank as tags (``MLFLOW_RUN_CONTEXT``), by
-    which it is found before each later start, and named to its rank (``MLFLOW_RUN_ID``). The server has to be
-    named by ``MLFLOW_TRACKING_URI`` in the job file.
+    MLflow chooses the ids of runs, so a run gets the job and the rank as tags (``MLFLOW_RUN_CONTEXT``);
+    before each later start, the run is found by these tags, and its rank gets its id (``MLFLOW_RUN_ID``). The
+    job file must name the server in ``MLFLOW_TRACKING_URI``.
 
     Source: ``mlflow.start_run``, ``mlflow.environment_variables``, and
     ``mlflow.tracking.context.system_environment_context`` (mlflow 3.17.2, checked 2026-11).
@@ -45,10 +45,10 @@ class MlflowTracker(Tracker):
     name = "mlflow"
 
     def variables(self, request: TrackingRequest) -> Mapping[int, Mapping[str, str]]:
-        """Return the tags of each rank's run, and its id if there is one already."""
+        """Return the tags of each rank's run, and its id if the run already exists."""
         if "MLFLOW_TRACKING_URI" not in request.environment:
             raise CloudspotError(
-                "run.env has no MLFLOW_TRACKING_URI, so nobody knows where to look for it on the next machine"
+                "run.env has no MLFLOW_TRACKING_URI, so the next machine cannot find the run"
             )
         tags = {rank: {JOB_TAG: request.job_id, RANK_TAG: str(rank)} for rank in request.ranks}
         known: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""TensorBoard: the steps that are made again replace those that were logged before."""
+"""TensorBoard: steps that are made again replace their earlier values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from cloudspot.calls import TrackingRequest
 from cloudspot.interfaces import Tracker
 
 EVENTS = "events.out.tfevents."
-"""How the names of TensorBoard's files begin."""
+"""The beginning of the names of TensorBoard's files."""
 OWN_DIRECTORY = "tensorboard"
-"""Below the artifacts: the files of ``run.log()``, in which steps appear once as it is."""
+"""The directory of artifacts with the files of ``run.log()``, in which each step already appears only once.
+"""
 MARK_SECONDS = 180.0
 _OWN = ".cloudspot-"
-"""What follows the name of an event file in that of the mark behind it."""
+"""The text between an event file's name and a generation in the name of a restart mark."""
 _MARK = """
 import json
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -33,10 +34,11 @@ for path, step, at in json.loads({marks!r}):
 
 
 class TensorBoardTracker(Tracker):
-    """Puts the mark of a restart at the step that a session resumes from beside the event files there are.
+    """Marks a restart, at the step from which a session resumes, beside the existing event files.
 
-    The mark is that of ``SummaryWriter(purge_step=...)``: readers drop what was logged at that step and later
-    ones. It is in a file of its own, which readers read after the earlier ones and before the next.
+    The mark is that of ``SummaryWriter(purge_step=...)``, at which readers drop all values that were logged
+    at that step or later. The mark is in a file of its own, which readers read after the earlier files and
+    before the next.
 
     Source: ``torch.utils.tensorboard.writer.FileWriter`` and ``SummaryWriter`` (torch 2.13),
     ``tensorboard.backend.event_processing.event_accumulator`` (tensorboard 2.21, checked 2026-11).
@@ -56,9 +58,9 @@ class TensorBoardTracker(Tracker):
 
 
 def newest_files(request: TrackingRequest) -> Iterator[Path]:
-    """Yield the newest event file of each directory below the working directory and the artifacts.
+    """Yield the newest event file of each directory in the working directory and the artifacts.
 
-    Their names begin with the time: one that is longer by a suffix sorts behind it, and before the next.
+    The names begin with the time, so a name with a suffix sorts after the original and before the next one.
     """
     for root in (request.work, request.artifacts):
         for parent, directories, names in os.walk(root):

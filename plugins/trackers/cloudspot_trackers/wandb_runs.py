@@ -11,11 +11,11 @@ from cloudspot.interfaces import Tracker
 class WandbTracker(Tracker):
     """Names each rank's run after the job, and lets ``wandb.init`` resume it.
 
-    A run exists only where the script calls ``wandb.init``: one for the job if rank 0 alone does, else one
-    for each rank that does, in a group of the job's name.
+    A run exists only if the script calls ``wandb.init``: one for the job if only rank 0 does so, else one for
+    each rank that does so, in a group with the job's name.
 
     Source: the environment variables that wandb documents, and ``wandb.sdk.wandb_settings.Settings``, whose
-    run ids may hold no ``:;,#?/'`` (wandb 0.31.0, checked 2026-11). A job's id is a DNS label.
+        run ids may not contain ``:;,#?/'`` (wandb 0.31.0, checked 2026-11). A job's id is a DNS label.
     """
 
     name = "wandb"
@@ -33,5 +33,5 @@ class WandbTracker(Tracker):
 
 
 def run_id(job_id: str, rank: int) -> str:
-    """Return the id of a rank's run: rank 0's is the job's."""
+    """Return the id of a rank's run; that of rank 0 is the job's id."""
     return job_id if rank == 0 else f"{job_id}-rank{rank}"

@@ -19,7 +19,7 @@ COMMANDS = ("report", "share", "tensorboard", "top", "ui", "unshare")
 
 @hookimpl
 def cloudspot_command(name: str) -> click.Command | None:
-    """Return the command of that name: each is a module of ``cloudspot_ui.commands``."""
+    """Return the named command: each is a module of ``cloudspot_ui.commands``."""
     if name not in COMMANDS:
         return None
     command: click.Command = getattr(import_module(f"cloudspot_ui.commands.{name}"), name)

@@ -1,4 +1,4 @@
-"""The page that `share --live` has put into the bucket; the job's driver keeps it up to date."""
+"""The page that `share --live` has uploaded to the bucket; the job's driver keeps it up to date."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SharedPage(DriverTask):
         self._reading: object | None = None
 
     def run(self, store: ObjectStore, request: TaskRequest) -> TaskResult:
-        """Read the changes of the job, and put the page."""
+        """Read the changes of the job, and upload the page."""
         now = datetime.now(timezone.utc)
         ends = {word: end for word, end in LiveShares.parse(request.asked).ends.items() if end > now}
         if not ends:

@@ -65,7 +65,7 @@ def test_a_whole_save_that_nobody_had_committed_is_told_without_a_guess_why(benc
     monkeypatch.setattr(checkpoint_restore.manifests, "complete", lambda *_arguments: found)
     caplog.set_level("INFO", logger=checkpoint_restore.__name__)
     restore_newest(bench.life().context)
-    assert "checkpoint 1-10 was whole but not committed yet: committed it" in caplog.messages
+    assert "checkpoint 1-10 was complete but not committed yet; it is committed now" in caplog.messages
 
 
 def test_a_restart_on_the_same_machine_reads_no_chunk_from_the_store(bench):
@@ -177,7 +177,7 @@ def test_memory_that_is_taken_by_others_meanwhile_is_done_without(bench, monkeyp
         if directory == node.restore_in_memory:
             directory.mkdir()
             full = OSError(errno.ENOSPC, "No space left on device")
-            raise CloudspotError(f"cannot put a checkpoint into {directory}: {full.strerror}") from full
+            raise CloudspotError(f"cannot write a checkpoint to {directory}: {full.strerror}") from full
         return fetch(store, job_id, manifest, directory, **options)
 
     monkeypatch.setattr(fetching, "fetch", refused)
@@ -244,7 +244,9 @@ def test_a_corrupt_one_is_passed_over_and_named(bench):
 def test_a_commit_after_the_successor_chose_an_older_one_is_refused(bench):
     bench.commit(bench.id(1, 10))
     bench.start(2, bench.id(1, 10))
-    with pytest.raises(Superseded, match="checkpoint 1-20 comes too late to count"):
+    with pytest.raises(
+        Superseded, match="checkpoint 1-20 is too late: the job has ended or begun a newer generation"
+    ):
         bench.commit(bench.id(1, 20))
     restored = restore_newest(bench.life().context)
     assert restored.checkpoint == bench.id(1, 10)
@@ -466,6 +468,6 @@ def test_a_checkpoint_never_replaces_what_is_no_checkpoint_directory(bench, patt
     code = life.context.node.work / "src" / "model"
     code.mkdir(parents=True)
     (code / "model.py").write_text("of the job")
-    with pytest.raises(LeavingError, match=r"is of 'src/model', which checkpoint\.directory does not match"):
+    with pytest.raises(LeavingError, match=r"holds 'src/model', which checkpoint\.directory does not match"):
         restore_newest(life.context)
     assert [path.name for path in code.iterdir()] == ["model.py"]

@@ -245,7 +245,7 @@ def test_a_pointer_in_the_store_never_replaces_code(script, bench):
     one.carry()
     other = bench.life(machine="another", checkpoint={"directory": "step-*"})
     (other.context.node.work / "latest").write_text("#!/bin/sh\npython train.py")
-    with pytest.raises(LeavingError, match="has 'latest', which is not part of it"):
+    with pytest.raises(LeavingError, match="holds 'latest', which is not part of a checkpoint"):
         restore_newest(other.context)
     assert (other.context.node.work / "latest").read_text() == "#!/bin/sh\npython train.py"
 

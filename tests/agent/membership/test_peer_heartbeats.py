@@ -442,7 +442,9 @@ def test_a_record_under_another_nodes_key_is_not_taken_for_that_nodes(make_nodes
     nodes = make_nodes(2)
     record = nodes.records.exit("failed", rank=0)
     nodes.store.put(keys.exit_record("digits-1", 1, 1), codec.encode(record))
-    with pytest.raises(CorruptData, match=r"0001/exit\.json holds a record of node 0 of launch 1"):
+    with pytest.raises(
+        CorruptData, match=r"0001/exit\.json holds a record of another node: node 0 of launch 1"
+    ):
         nodes.peers[0]._pass()
     assert not nodes.peers[0].is_gone(Seat(1, 1))
 

@@ -37,7 +37,7 @@ def test_nothing_is_saved_where_no_rank_holds_anything():
 
 
 def test_ranks_that_are_further_apart_do_not_meet_in_each_step():
-    assert "more than one apart" in choose([held(0, 5), held(1, 7)], world_size=3)
+    assert "more than one step apart" in choose([held(0, 5), held(1, 7)], world_size=3)
 
 
 def test_of_boundaries_without_a_step_between_the_first_is_held():

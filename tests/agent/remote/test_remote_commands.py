@@ -160,7 +160,7 @@ def test_whoever_is_gone_leaves_no_process_and_no_object(bench, node, call, monk
     wait_until(lambda: not left(bench))
     assert not Path(f"/proc/{int(one.output)}").exists()
     (told,) = recorded(bench)
-    assert (told.status, told.why) == (None, "the other end has been silent for 0 s")
+    assert (told.status, told.why) == (None, "the other side has been silent for 0 s")
 
 
 def test_a_job_may_forbid_it_and_its_agent_heeds_its_own_copy(bench, node, call):
@@ -302,7 +302,7 @@ def test_whoever_leaves_ends_the_command_at_once_though_it_reads_nothing(bench, 
         one.say(b"x" * (100 << 10))
     one.process.close()
     wait_until(lambda: any(one.ended for one in recorded(bench)))
-    assert recorded(bench)[0].why == "the person has left"
+    assert recorded(bench)[0].why == "the user has left"
     wait_until(lambda: not left(bench))
 
 

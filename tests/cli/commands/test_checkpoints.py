@@ -262,8 +262,8 @@ def test_a_checkpoint_that_the_job_deletes_while_it_is_exported_is_not_called_co
     before_reading(keys, lambda: jobs.delete_checkpoint("new-1", CheckpointId(1, 20)))
     result = export(jobs, tmp_path / f"model{suffix}", status=7)
     assert result.stderr == (
-        "error: checkpoint 1-20 was deleted while it was read: job new-1 has not ended and keeps only its newest "
-        "ones; try again\n"
+        "error: checkpoint 1-20 was deleted while it was being read: job new-1 has not ended and keeps only its newest "
+        "checkpoints; try again\n"
     )
     assert list(tmp_path.glob("*model*")) == []
 
@@ -295,7 +295,7 @@ def test_a_directory_that_a_script_wrote_is_put_back_as_it_was(jobs, tmp_path):
     assert {path.name: path.read_bytes() for path in target.iterdir()} == {"weights": bytes([100]) * 1000}
     assert sorted(each.name for each in tmp_path.glob(".*")) == []
     result = export(jobs, target, status=1)
-    assert result.stderr == f"error: --to: {target} exists already; remove it first or name another\n"
+    assert result.stderr == f"error: --to: {target} already exists; remove it first or name another\n"
     result = export(jobs, tmp_path / "m.safetensors", status=2)
     assert result.stderr == (
         "error: checkpoint 2-100 is a directory that the script wrote itself; give only --to DIR\n"

@@ -131,7 +131,7 @@ def test_a_command_is_taken_as_it_is_typed_in_a_shell(jobs, project, line, comma
     ("arguments", "message"),
     [
         (["--command", "swift 'sft"], '--command: "swift \'sft" is not a command: No closing quotation'),
-        (["--command", "  "], "--command: it is empty; name a program"),
+        (["--command", "  "], "--command is empty; name a program"),
         (["--command", "swift", "--entrypoint", "a.py"], "give --entrypoint or --command, not both"),
     ],
 )
@@ -186,7 +186,7 @@ def test_the_files_that_a_script_saves_are_suggested(project, line, suggested):
 def test_a_job_file_is_replaced_only_by_force(project):
     (project / "job.toml").write_text("mine")
     (project / "train.py").write_text(SESSION)
-    assert init(status=2).stderr == "error: job.toml exists already; --force replaces it\n"
+    assert init(status=2).stderr == "error: job.toml already exists; to replace it, add --force\n"
     assert (project / "job.toml").read_text() == "mine"
     init("--force")
     assert load_job(project / "job.toml").run.entrypoint == "train.py"

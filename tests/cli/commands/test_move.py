@@ -33,7 +33,7 @@ def launches(jobs, job_id):
 
 def test_without_a_target_it_asks_for_one(jobs):
     result = jobs.run("move", jobs.running(), status=2)
-    assert "error: give --zone, --type or --market to move to" in result.stderr
+    assert "error: give at least one of --zone, --type and --market" in result.stderr
 
 
 def test_it_says_what_moves_where_and_for_how_much_and_buys_nothing_unless_told_to(jobs):
@@ -64,7 +64,7 @@ def test_where_no_machine_can_be_had_each_offer_is_tried_and_the_job_trains_on(j
     ]
     assert "warning: launch 2 (on-demand/local-a/local): capacity: no capacity today" in result.stderr
     assert (
-        f"error: job {job_id} has not moved, but keeps training: local (on-demand) was refused"
+        f"error: job {job_id} was not moved and keeps training: local (on-demand) was refused"
         in result.stderr
     )
 
@@ -101,7 +101,7 @@ def test_a_plan_that_something_has_changed_meanwhile_is_not_carried_out(jobs, mo
 
     monkeypatch.setattr(Controller, "open_launch", move_too)
     result = jobs.run("move", job_id, "--zone", "local-b", "--yes", "--detach", status=1)
-    assert "is being moved already" in result.stderr
+    assert "is already being moved" in result.stderr
     assert [one.offer.zone for one in launches(jobs, job_id)] == ["local-a", "local-a"]
 
 

@@ -87,7 +87,10 @@ def test_what_it_takes_is_said_before_a_question(jobs, other, monkeypatch):
     before = {meta.key for meta in jobs.store.list_objects("")}
     words = ["resume", JOB, "--store", other.url]
     result = jobs.run(*words, status=2)
-    assert "error: there is no terminal to ask on; give --yes to copy the job without asking" in result.stderr
+    assert (
+        "error: there is no terminal on which to ask; give --yes to copy the job without asking"
+        in result.stderr
+    )
     monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     refused = jobs.run(*words, typed="n\n", status=1).stderr
     assert refused.index(f"copying job {JOB} to {other.url}: ") < refused.index("Copy it? [y/N]")
@@ -107,7 +110,7 @@ def test_a_job_whose_checkpoints_are_all_damaged_is_not_copied_without_one(jobs,
     whole = jobs.store.get(chunk)
     jobs.store.put(chunk, bytes(len(whole)))
     result = move(jobs, other, status=CorruptData.exit_code)
-    assert f"no checkpoint of job {JOB} is whole, so it cannot be resumed: 1-40: " in result.stderr
+    assert f"no checkpoint of job {JOB} is complete, so the job cannot be resumed: 1-40: " in result.stderr
     assert keys.spec(JOB) not in {meta.key for meta in other.list_objects("")}
     jobs.store.put(chunk, whole)
     move(jobs, other)
@@ -137,7 +140,9 @@ def test_a_store_that_it_left_long_ago_says_where_it_is(jobs, other):
     move(jobs, third, "--from", other.url)
     refusal = move(jobs, home, status=1).stderr
     assert "copying" not in refusal
-    assert f"was moved to {other.canonical_url}; to bring it back: " in refusal  # the record is not followed
+    assert (
+        f"was moved to {other.canonical_url}. To bring it back, run `" in refusal
+    )  # the record is not followed
     refusal = move(jobs, home, "--from", other.url, status=1).stderr
     assert f"was moved to {third.url}, and can only be resumed there" in refusal
     jobs.run("stop", JOB, "--wait", "--store", third.url, status=10)
@@ -156,8 +161,8 @@ def test_a_move_that_was_cut_short_is_finished_before_it_comes_back(jobs, other)
     assert Journal(jobs.store, JOB).append(moved, history(jobs.store).num_records + 1)
     refusal = move(jobs, jobs.store, status=1).stderr
     hint = f"cloudspot resume {JOB} --from {jobs.store.url} --store {other.canonical_url}"
-    assert f"was moved to {other.canonical_url}; to bring it back: " in refusal
-    assert f"if the copy broke off: {hint}" in refusal
+    assert f"was moved to {other.canonical_url}. To bring it back, run `" in refusal
+    assert f"If the copy was interrupted, run `{hint}`" in refusal
     jobs.run(*hint.split()[1:], "--yes")
 
 

@@ -55,7 +55,9 @@ def test_without_a_job_file_that_has_it_the_config_file_is_tried(jobs, config, m
         assert [body["title"] for _, body in sink.got] == ["test: test", "digits: test"]
     config.write_text("")
     result = jobs.run("notify", "test", status=2)
-    assert result.stderr == f"error: neither job.toml nor {config} has a [notify] with urls and events\n"
+    assert (
+        result.stderr == f"error: neither job.toml nor {config} has a [notify] table with urls and events\n"
+    )
 
 
 @pytest.mark.parametrize("command", [["plan"], ["run", "--detach"]])
@@ -63,7 +65,7 @@ def test_without_a_job_file_that_has_it_the_config_file_is_tried(jobs, config, m
     ("text", "message", "status"),
     [
         ('urls = ["json://host"]\nthrough = "pager"', 'no notifier "pager" is installed', 3),
-        ('urls = ["moon://word"]', "notify.urls[0] (moon://) is no URL that apprise knows", 2),
+        ('urls = ["moon://word"]', "notify.urls[0] (moon://) is not a URL that apprise knows", 2),
         ('urls = ["json://host"]\nevents = ["ended"]', "notify.events[0]: expected one of", 2),
         (
             'urls = ["json://host"]\ntimezone = "Mars/One"',

@@ -160,7 +160,7 @@ def test_the_tests_fail_exactly_where_work_is_left(scaffold, tmp_path):
 def test_nothing_that_exists_is_overwritten(tmp_path):
     (tmp_path / "tox.ini").write_text("mine")
     assert new("acme", tmp_path, status=2).stderr == (
-        f"error: {tmp_path}/tox.ini exists already; name another directory\n"
+        f"error: {tmp_path}/tox.ini already exists; name another directory\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["tox.ini"]
     assert (tmp_path / "tox.ini").read_text() == "mine"
@@ -173,7 +173,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["Acme", "2acme", "acme_2", "acme-", "-acme", "a--b", "../acme", "", "é"])
 def test_a_name_that_is_none_is_refused(tmp_path, name):
-    assert "must be lower-case letters" in new("--", name, tmp_path / "x", status=2).stderr
+    assert "must consist of lower-case letters" in new("--", name, tmp_path / "x", status=2).stderr
     assert not (tmp_path / "x").exists()
 
 
@@ -186,7 +186,9 @@ def test_a_name_that_stands_is_refused(tmp_path, name):
 def test_a_package_that_is_there_is_not_hidden_by_a_second(tmp_path, monkeypatch):
     (tmp_path / "cloudspot_acme.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "a package cloudspot_acme is installed" in new("acme", tmp_path / "x", status=2).stderr
+    assert (
+        "a package named cloudspot_acme is already installed" in new("acme", tmp_path / "x", status=2).stderr
+    )
 
 
 # --- check --------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_what_is_of_another_store_is_shown_and_ended_only_if_that_store_is_named
 def test_a_store_with_live_jobs_is_not_gone(jobs, machines):
     jobs.submit("live-1")
     said = jobs.run("reap", "--gone-store", jobs.store.url, status=2).stderr
-    assert f"{jobs.store.url} exists, and jobs in it may be live: live-1" in said
+    assert f"{jobs.store.url} still exists, and these of its jobs may be live: live-1" in said
 
 
 def test_only_a_store_whose_bucket_is_said_not_to_exist_is_gone(jobs, machines, monkeypatch):

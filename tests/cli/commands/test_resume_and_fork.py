@@ -66,8 +66,16 @@ def test_a_suspended_job_is_resumed_before_a_driver_finds_capacity(jobs):
     ("arguments", "status", "said"),
     [
         (["--json"], 2, "--json needs --detach"),
-        (["--set", "limits.max_cost=0.1"], 2, "limits.max_cost: the job has cost 0.3000 USD; raise it"),
-        (["--set", "limits.max_runtime=10m"], 2, "limits.max_runtime: the job has run for 1h 00m; raise it"),
+        (
+            ["--set", "limits.max_cost=0.1"],
+            2,
+            "limits.max_cost: the job has cost 0.3000 USD; raise the limit",
+        ),
+        (
+            ["--set", "limits.max_runtime=10m"],
+            2,
+            "limits.max_runtime: the job has run for 1h 00m; raise the limit",
+        ),
         (["--set", "nodez=2"], 2, "--set: nodez"),
         (["--set", "limits.max_restarts=-1"], 2, "--set: limits.max_restarts"),
         (["--provider", "moon"], 3, "moon"),
@@ -177,4 +185,4 @@ def test_a_fork_whose_checkpoint_is_damaged_leaves_no_job(jobs):
 
 
 def test_a_job_without_a_checkpoint_has_nothing_to_fork(jobs):
-    assert "has no checkpoint to begin from" in jobs.run("fork", jobs.failed(), status=2).stderr
+    assert "has no checkpoint to start from" in jobs.run("fork", jobs.failed(), status=2).stderr

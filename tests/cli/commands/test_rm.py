@@ -57,7 +57,9 @@ def test_it_asks_and_a_no_changes_nothing(jobs, monkeypatch):
     job_id = jobs.reclaimed_and_finished()
     before = all_keys(jobs.store)
     result = jobs.run("rm", job_id, status=2)
-    assert result.stderr == "error: there is no terminal to ask on; give --yes to delete without asking\n"
+    assert (
+        result.stderr == "error: there is no terminal on which to ask; give --yes to delete without asking\n"
+    )
     monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     for answer, status, last in (("n\n", 1, "nothing was deleted"), ("", 130, ""), ("y\n", 0, "")):
         assert all_keys(jobs.store) == before
@@ -109,7 +111,7 @@ def test_a_submission_that_may_be_under_way_is_left_alone(jobs, monkeypatch):
     jobs.store.put(keys.index("new-1"), b"0123456789abcdef")
     result = jobs.run("rm", "new-1", "--yes", status=1)
     assert result.stderr.startswith(
-        "error: job new-1 is being submitted, or its submission was interrupted: it began "
+        "error: job new-1 is being submitted, or its submission was interrupted: the submission began "
     )
     monkeypatch.setattr("cloudspot.cli.commands.rm.LONGEST_SUBMISSION", timedelta(0))
     jobs.run("rm", "new-1", "--yes")

@@ -102,7 +102,7 @@ def test_a_missing_job_file_is_named(jobs):
 def test_a_name_that_is_taken_is_an_error(jobs):
     jobs.submit("taken-1")
     result = jobs.run("run", str(jobs.job_file), "--name", "taken-1", "--detach", status=2)
-    assert "'taken-1' exists" in result.stderr
+    assert "'taken-1' already exists" in result.stderr
 
 
 def test_a_suffix_that_is_taken_is_drawn_again(jobs, monkeypatch):

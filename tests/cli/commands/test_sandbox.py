@@ -168,7 +168,7 @@ def test_a_command_in_two_sandboxes_has_both_clouds_around_it(sandbox, tmp_path,
 @needs_isolated_machines
 def test_two_clouds_with_the_same_network_do_not_go_together(sandbox):
     done = sandbox("toy", "--", *NESTED, "toy", "--", "true")
-    assert "another emulated cloud uses the network 10.77.0.0/16 here" in done.stderr
+    assert "another emulated cloud on this host already uses the network 10.77.0.0/16" in done.stderr
     assert done.returncode == 1
 
 
@@ -214,7 +214,7 @@ def test_cloudspot_itself_is_found(sandbox):
         (
             ("toy", "--reclaim", "none", "--reclaim", "none", "--", "true"),
             2,
-            "--reclaim: got none with 1 other values",
+            "--reclaim: none cannot be combined with other values",
         ),
         (("toy",), 2, "Missing argument '-- COMMAND...'"),
     ],

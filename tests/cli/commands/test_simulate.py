@@ -225,7 +225,9 @@ def test_what_is_not_a_trace_is_named_with_its_field(tmp_path, text, said):
     path = tmp_path / "odd.json"
     path.write_text(text)
     found = refusal("--trace", path, *JOB)
-    assert found.startswith(f'{path} is not a trace, {{"metadata": {{"gap_seconds": N}}, "data": [...]}}: ')
+    assert found.startswith(
+        f'{path} is not a trace of the form {{"metadata": {{"gap_seconds": N}}, "data": [...]}}: '
+    )
     assert said in found
 
 

@@ -134,7 +134,9 @@ def test_pruning_asks_and_a_no_deletes_nothing(jobs, monkeypatch):
     jobs.running("going-1")
     write(jobs, "going-1", "1-0", [9])
     result = jobs.run("logs", "going-1", "--prune", "7d", status=2)
-    assert result.stderr == "error: there is no terminal to ask on; give --yes to delete without asking\n"
+    assert (
+        result.stderr == "error: there is no terminal on which to ask; give --yes to delete without asking\n"
+    )
     monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     arguments = ["logs", "going-1", "--prune", "7d", "--store", jobs.store.url]
     for answer, status, left in (("n\n", 1, 1), ("y\n", 0, 0)):
@@ -153,9 +155,9 @@ def test_what_contradicts_is_refused(jobs):
             "--prune works on whole days of a node's log; give it without --grep",
         ),
         (("--list", "--prune", "1d"), "--list works on whole days of a node's log; give it without --prune"),
-        (("--yes",), "--yes answers the question of --prune; give both or neither"),
+        (("--yes",), "--yes confirms --prune; give both, or neither"),
         (("--until", "1d", "--follow"), "give --until or --follow, not both"),
-        (("--prune", "2999-01-01"), "--prune must name a time in the past: older logs are deleted"),
+        (("--prune", "2999-01-01"), "--prune must be a time in the past, because older logs are deleted"),
         (("--prune", "soon"), '--prune: expected a duration like "10m"'),
     ):
         assert message in jobs.run("logs", "going-1", *arguments, status=2).stderr
@@ -167,7 +169,7 @@ def test_a_log_that_ends_by_its_retention_alone_says_so(jobs, monkeypatch):
     monkeypatch.setattr(ObjectStoreLogSink, "remove", LogSink.remove)
     result = jobs.run("logs", "going-1", "--prune", "7d", "--yes", status=1)
     assert (
-        "this log cannot be pruned here: set the retention period of the service that keeps it"
+        "this log cannot be pruned here: set the retention period in the service that keeps it"
         in result.stderr
     )
 

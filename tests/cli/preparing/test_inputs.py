@@ -49,7 +49,7 @@ def test_names_that_no_disk_can_hold_together_are_refused(with_data, monkeypatch
         store.put(key, b"x")
     monkeypatch.setattr(inputs, "open_store", lambda _url: store)
     said = with_data.run("plan", str(with_data.job_file), status=2).stderr
-    assert "'a/b' is an object, but others lie below a/b/: a disk cannot hold both" in said
+    assert "'a/b' is an object, but there are also objects below a/b/: a disk cannot hold both" in said
 
 
 def test_plan_tells_what_is_fetched_while_the_job_trains(with_data, data):
@@ -119,7 +119,7 @@ def test_plan_tells_what_the_transfer_costs_where_offers_do(with_data, monkeypat
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("/none/", "there are no objects below it"),
+        ("/none/", "it contains no objects"),
         ("/none", "there is no such object"),
         ("/images", "stages them all"),
         (None, "symlinks are not followed"),

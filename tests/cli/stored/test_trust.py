@@ -228,7 +228,7 @@ def test_a_running_job_whose_record_changed_is_not_moved(jobs):
 
 def test_trust_is_for_an_adoption_only(jobs):
     said = jobs.run("attach", jobs.running(), "--trust", "5" * 64, status=2).stderr
-    assert "--trust needs --adopt" in said
+    assert "--trust has no effect without --adopt" in said
 
 
 def test_a_removed_job_is_no_longer_noted(jobs):

@@ -175,12 +175,12 @@ def test_a_job_that_cannot_start_and_stop_below_its_limit_is_refused_before_ther
         check_affordable(new_budget(spec_of(records, 1.0), "USD"), [dear, cheap], 2)
     assert str(error.value) == (
         "limits.max_cost of 1.0000 USD has no room for 2 x big (spot), whose start and stop alone "
-        "cost 1.0000 USD; raise it with --set limits.max_cost=..."
+        "cost 1.0000 USD; raise the limit with --set limits.max_cost=..."
     )
 
 
 def test_a_job_that_is_resumed_is_told_what_it_has_spent(records):
     history = records.history(records.launch(outcome="stopped", ended=3605.0))
     budget = assess(records, history, 9999, max_cost=1.1).budget
-    with pytest.raises(SpecError, match=r"cost 0\.1667 USD, and 1\.0000 USD is spent; raise it with"):
+    with pytest.raises(SpecError, match=r"cost 0\.1667 USD, and 1\.0000 USD is spent; raise the limit with"):
         check_affordable(budget, [records.offer()], 1)

@@ -264,7 +264,7 @@ def test_chunks_are_fetched_side_by_side(store, checkpoints, tmp_path):
 def test_a_disk_that_refuses_is_not_the_checkpoints_fault(store, checkpoints, tmp_path):
     commit = checkpoints.session(store, C, DATAS)
     (tmp_path / "file").write_text("")
-    with pytest.raises(CloudspotError, match="cannot put a checkpoint into") as caught:
+    with pytest.raises(CloudspotError, match="cannot write a checkpoint to") as caught:
         fetching.fetch(store, "x", commit, tmp_path / "file")
     assert not isinstance(caught.value, (CorruptData, TransientError))
 
@@ -346,7 +346,7 @@ def test_a_directory_that_is_there_is_not_replaced(store, checkpoints, tree, tmp
     commit = checkpoints.directory(store, C, tree, "d")
     (tmp_path / "work").mkdir()
     (tmp_path / "work/d").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(CloudspotError, match="exists already"):
+    with pytest.raises(CloudspotError, match="already exists"):
         fetching.fetch(store, "x", commit, tmp_path / "work")
     assert not (tmp_path / "nowhere").exists()
 

@@ -136,11 +136,11 @@ def test_parts_that_disagree_on_their_number_or_their_key_are_no_checkpoint(stor
     checkpoints.session(store, C, [b"a"], commit=False)
     [seal] = checkpoints.seals(C, [b"b"], rank=1, world_size=2)
     upload_session(store, "x", seal, b"b")
-    with pytest.raises(CorruptData, match="disagree on their number"):
+    with pytest.raises(CorruptData, match="disagree about how many parts there are"):
         manifests.write_manifest(store, "x", S)
     other = SaveId(1, 11, 0)
     store.put(keys.part("x", SaveId(1, 11, 0), 0), store.get(keys.part("x", SaveId(1, 10, 0), 0)))
-    with pytest.raises(CorruptData, match="parts/0000 holds the record of part 0 of 1-10-0"):
+    with pytest.raises(CorruptData, match="parts/0000 holds the record of another part: part 0 of 1-10-0"):
         manifests.write_manifest(store, "x", other)
 
 
@@ -160,7 +160,7 @@ def test_a_missing_or_malformed_commit_is_said_to_be_so(store, checkpoints):
         with pytest.raises(CorruptData):
             manifests.read_manifest(store, "x", C)
     store.put(keys.manifest("x", 1, 11), data)
-    with pytest.raises(CorruptData, match="holds the manifest of checkpoint 1-10"):
+    with pytest.raises(CorruptData, match="holds the manifest of another checkpoint: 1-10"):
         manifests.read_manifest(store, "x", CheckpointId(1, 11))
 
 
@@ -259,7 +259,7 @@ def test_nobody_commits_for_a_generation_that_is_not_the_newest_or_after_the_end
     else:
         finished = Finished(outcome="stopped", detail="", exit_code=1, at=AT, writer=new_nonce())
         made_journal.append(store, "x", finished)
-    with pytest.raises(manifests.Superseded, match="1-10 comes too late"):
+    with pytest.raises(manifests.Superseded, match="1-10 is too late"):
         manifests.try_commit(store, Journal(store, "x"), "x", S)
     assert committed(store) == ()
 

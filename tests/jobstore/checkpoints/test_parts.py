@@ -72,9 +72,9 @@ def test_to_upload_again_puts_nothing_and_returns_the_same_record(store, checkpo
 def test_other_bytes_for_the_same_part_are_refused_and_change_nothing(store, checkpoints):
     upload(store, checkpoints)
     before = {key: store.get(key) for key in keys_of(store)}
-    with pytest.raises(CorruptData, match="parts/0000 exists already"):
+    with pytest.raises(CorruptData, match="parts/0000 already exists"):
         upload(store, checkpoints, DATA[::-1])
-    with pytest.raises(CorruptData, match="exists already"):
+    with pytest.raises(CorruptData, match="already exists"):
         seal = checkpoints.seals(C, [DATA], rank_states={"0": {"rng": "other"}})[0]
         upload_session(store, "x", seal, DATA, chunk_bytes=1500)
     assert {key: store.get(key) for key in keys_of(store)} == before
@@ -86,7 +86,7 @@ def test_the_same_files_in_a_save_of_another_number_of_parts_are_another_part(st
     files = (File(path="a", size=len(DATA), mode=0o644),)
     first = upload_files(store, "x", C, tmp_path, files, "out", num_parts=2)
     assert upload_files(store, "x", C, tmp_path, files, "out", num_parts=2) == first
-    with pytest.raises(CorruptData, match="parts/0000 exists already and names other bytes"):
+    with pytest.raises(CorruptData, match="parts/0000 already exists, but describes other bytes"):
         upload_files(store, "x", C, tmp_path, files, "out", num_parts=1)
     assert manifests.missing_ranks(store, "x", C.checkpoint) == {1}
 
@@ -95,7 +95,7 @@ def test_a_record_that_stands_for_other_ranks_is_not_taken_for_this_ranks(store,
     """A seal says it, too, but whoever writes to the bucket can make the two disagree."""
     part = upload(store, checkpoints)
     store.put(keys.part("x", C, 0), codec.encode(msgspec.structs.replace(part, num_parts=2)))
-    with pytest.raises(CorruptData, match="names other bytes"):
+    with pytest.raises(CorruptData, match="describes other bytes"):
         parts.put_part(store, "x", part)
 
 

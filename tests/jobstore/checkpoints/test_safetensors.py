@@ -336,7 +336,7 @@ def test_a_table_that_readers_would_refuse_is_not_written(
     commit = put_session_checkpoint(store, "x", AT, {"model": torch.nn.Linear(100, 100)})
     monkeypatch.setattr(writing, "MAX_HEADER_BYTES", 100)
     with pytest.raises(
-        CloudspotError, match=r"the table of these tensors has \d+ bytes, and safetensors takes 100"
+        CloudspotError, match=r"the table of these tensors has \d+ bytes, but safetensors allows only 100"
     ):
         export(store, commit, tmp_path / "m.safetensors")
 

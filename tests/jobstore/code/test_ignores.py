@@ -196,7 +196,7 @@ def test_without_git_the_ignore_files_of_a_checkout_are_read_instead(checkout, m
 def test_a_repository_that_git_cannot_read_is_refused_in_its_words(checkout):
     write(checkout, "a.txt")
     (checkout / ".git/HEAD").write_text("damaged")
-    with pytest.raises(BundleError, match=r"git does not list the code in \S+: fatal: not a git repo"):
+    with pytest.raises(BundleError, match=r"git cannot list the code in \S+: fatal: not a git repo"):
         bundled(checkout)
 
 

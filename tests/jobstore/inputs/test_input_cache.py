@@ -326,7 +326,7 @@ def test_a_single_object_is_staged_by_its_url(cache, tmp_path):
     [
         ("none", "there is no such object"),
         ("a", 'objects lie below it: "file://.*/data/a/" stages them all'),
-        ("none/", "there are no objects below it"),
+        ("none/", "it contains no objects"),
         ("\u00e9", "cannot be an object's name"),
     ],
 )
@@ -345,7 +345,7 @@ def test_what_a_listing_passes_over_is_never_left_out_silently(cache, tmp_path, 
         (tmp_path / "data" / "link").symlink_to(secret)
     else:
         (tmp_path / "data" / hostile).write_text("x")
-    with pytest.raises(CloudspotError, match=r"1 name\(s\) below it cannot be staged"):
+    with pytest.raises(CloudspotError, match=r"it contains 1 name\(s\) that cannot be staged"):
         cache.stage(open_input(DataSpec(url=f"file://{tmp_path}/data/")), staging())
 
 
@@ -382,7 +382,7 @@ def test_a_tree_without_an_end_is_given_up(opened, cache, monkeypatch):
     store = InMemoryStore()
     for number in range(4):
         store.put(f"{number}", b"x")
-    with pytest.raises(CloudspotError, match="more than 3 objects lie below it"):
+    with pytest.raises(CloudspotError, match="it contains more than 3 objects"):
         cache.stage(opened(store, url="file:///a/"), staging())
 
 

@@ -468,7 +468,7 @@ def test_code_that_a_removal_may_delete_is_not_relied_on(source, target):
     target.put(keys.index("other"), codec.encode(Removal(shared=(shared,))))
     target.put(keys.removal(shared, "other"), b"")
     plan = plan_copy(source, JOB)
-    with pytest.raises(CloudspotError, match=f"removal of job 'other' may delete {re.escape(shared)}"):
+    with pytest.raises(CloudspotError, match=f"removal of job 'other' might delete {re.escape(shared)}"):
         copy(plan, source, target)
     # The removal finds the reservation, and leaves the code.
     remove_job(target, "other")
@@ -481,7 +481,7 @@ def test_code_that_a_reaper_may_delete_is_not_relied_on(source, target):
     shared = keys.code(sha256_of(CODE))
     target.put(shared, CODE)
     target.put(keys.removal(shared, "reap.0badcafe"), b"")
-    message = rf"`cloudspot reap` may delete {shared}, .* run it again an hour later if it was interrupted"
+    message = rf"`cloudspot reap` might delete {shared}, .* run it again an hour later if it was interrupted"
     with pytest.raises(CloudspotError, match=message):
         copy(plan_copy(source, JOB), source, target)
 
@@ -595,7 +595,7 @@ def test_a_target_that_keeps_only_a_part_of_a_compressed_chunk_does_not_get_the_
         plain(key, bytes(data)[:3] if key.endswith(".z") else data, **options)
 
     target.put = put
-    with pytest.raises(TransientError, match="is not there as it was written"):
+    with pytest.raises(TransientError, match="is missing or differs from what was written"):
         copy(plan_copy(source, JOB), source, target)
     with pytest.raises(ObjectMissing):
         target.get(keys.spec(JOB))

@@ -286,5 +286,5 @@ def test_a_submission_of_another_resumption_is_refused(stopped):
     again = codec.encode(MADE.resumed(2, sha256=history_of(stopped).submission_sha256))
     stopped.put(keys.journal(JOB, 4), again)
     assert submission.resumption == 1
-    with pytest.raises(CorruptData, match="is not for resumption 2"):
+    with pytest.raises(CorruptData, match="belongs to another resumption than 2"):
         history_of(stopped)

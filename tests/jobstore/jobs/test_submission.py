@@ -198,7 +198,7 @@ def test_what_is_wrong_on_this_side_is_found_before_anything_is_stored(store, sp
 def test_an_id_that_is_taken_is_refused_and_its_job_is_left_alone(store, spec, work):
     do(store, spec, work)
     before = {key: store.get(key) for key in keys_of(store)}
-    with pytest.raises(JobExists, match="'digits-1' exists"):
+    with pytest.raises(JobExists, match="'digits-1' already exists"):
         do(store, spec, work, environ={"TOKEN": "other", "EMPTY": "other"})
     assert {key: store.get(key) for key in keys_of(store)} == before
 
@@ -307,9 +307,7 @@ def test_a_submission_that_was_killed_reserves_its_id_and_is_no_job(store, spec,
         do(store, spec, work)
 
 
-REFUSED = (
-    "job 'digits-1' was submitted by {}, and this one cannot drive it; finish or remove it with cloudspot {}"
-)
+REFUSED = "job 'digits-1' was submitted by {}, and this version cannot drive it; finish or remove it with cloudspot {}"
 
 
 @pytest.mark.parametrize(

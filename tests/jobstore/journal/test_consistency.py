@@ -208,18 +208,22 @@ def store(tmp_path):
 def test_a_record_under_another_key_than_its_own_is_corrupt(store):
     store.put(keys.exit_record("digits-1", 1, 0), codec.encode(MADE.exit("failed", rank=3)))
     with pytest.raises(
-        CorruptData, match=r"nodes/000001/0000/exit\.json holds a record of node 3 of launch 1"
+        CorruptData, match=r"nodes/000001/0000/exit\.json holds a record of another node: node 3 of launch 1"
     ):
         HistoryReader(store, "digits-1").read()
     store.put(keys.spec("other-1"), store.get(keys.spec("digits-1")))
-    with pytest.raises(CorruptData, match="jobs/other-1/spec holds the submission of job 'digits-1'"):
+    with pytest.raises(
+        CorruptData, match="jobs/other-1/spec holds the submission of another job: 'digits-1'"
+    ):
         HistoryReader(store, "other-1").read()
     summary = Summary(
         job_id="digits-1", provider="sim", state="queued", step=0, steps_total=None, starts=0, spent=0.0,
         currency="USD", submitted_at=MADE.start, metrics={}, detail="", at=MADE.start,
     )  # fmt: skip
     store.put(keys.summary("other-1"), codec.encode(summary))
-    with pytest.raises(CorruptData, match="jobs/other-1/summary holds the summary of job 'digits-1'"):
+    with pytest.raises(
+        CorruptData, match="jobs/other-1/summary holds the summary of another job: 'digits-1'"
+    ):
         read_summary(store, "other-1")
 
 
@@ -255,7 +259,8 @@ def test_a_certificate_under_another_key_than_its_own_is_corrupt(store):
     for proof in (MADE.certificate("i-1-1"), MADE.certificate("i-1-0", launch=2)):
         store.put(key, codec.encode(proof))
         with pytest.raises(
-            CorruptData, match=rf"{key} holds the certificate of {proof.instance_id} of launch {proof.launch}"
+            CorruptData,
+            match=rf"{key} holds the certificate of another machine: {proof.instance_id} of launch {proof.launch}",
         ):
             HistoryReader(store, "digits-1").read()
     store.put(key, b"{}")

@@ -150,7 +150,7 @@ def test_whoever_writes_in_our_place_is_not_outdone(ends):
     person.send(Frame(Kind.INPUT, b"mine"))
     while person.ended is None:
         time.sleep(0.01)
-    assert person.ended == "someone else has written under the key of its next piece"
+    assert person.ended == "another writer has taken the key of the next piece"
     with pytest.raises(ChannelEnded):
         person.send(Frame(Kind.INPUT, b"more"))
 
@@ -169,7 +169,7 @@ def test_an_end_that_is_silent_is_taken_for_gone_and_one_with_nothing_to_say_is_
 
 def test_who_has_used_its_requests_ends(ends):
     person, _ = ends(InMemoryStore(), requests=(Requests(most=50), None))
-    with pytest.raises(ChannelEnded, match="it has used the 50 requests of the store"):
+    with pytest.raises(ChannelEnded, match="the limit of 50 requests to the store is reached"):
         for number in itertools.count():
             person.send(Frame(Kind.INPUT, str(number).encode()))
             time.sleep(0.005)

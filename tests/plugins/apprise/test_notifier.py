@@ -94,7 +94,7 @@ def test_all_urls_are_tried_at_once_and_one_that_never_answers_ends_at_the_limit
         "bad": "answered 500",
         "dead": "could not be reached, or did not accept it",
         "slow": "did not answer within 5 s",
-        "wrong": "is no URL that apprise knows, or lacks what its service needs",
+        "wrong": "is not a URL that apprise knows, or lacks a part that its service needs",
     }
     assert [path for path, _ in sink.got].count("/200") == 1
 

@@ -75,7 +75,10 @@ def test_no_region_at_all_is_a_spec_error(config):
 
 def test_what_cannot_be_used_is_a_spec_error_that_names_it(config, monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nope")
-    with pytest.raises(SpecError, match=r"\(nope\) could not be found; `aws configure list-profiles`"):
+    with pytest.raises(
+        SpecError,
+        match=r"\(nope\) could not be found; to list the profiles that exist, run: aws configure list-profiles",
+    ):
         _ = AwsClients().region
     monkeypatch.delenv("AWS_PROFILE")
     with pytest.raises(SpecError, match="cannot use AWS ec2 in 'no region'"):
@@ -97,7 +100,7 @@ def test_what_cannot_be_used_is_a_spec_error_that_names_it(config, monkeypatch):
         ),
         ("sh -c 'echo denied by SSO >&2; exit 3'", "from custom-process: denied by SSO"),
         ("/nonexistent/program", "credential_process gives no AWS credentials: No such file or directory"),
-        ("echo hello", "credential_process gives no AWS credentials: it prints no JSON"),
+        ("echo hello", "credential_process gives no AWS credentials: its output is not JSON"),
         ("echo '{\"Version\": 2}'", "Unsupported version '2' for credential process provider"),
     ],
 )

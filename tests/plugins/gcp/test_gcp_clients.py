@@ -101,6 +101,6 @@ def test_a_service_is_where_googles_own_variables_say(monkeypatch, service, vari
 @pytest.mark.parametrize("value", ["ftp://x", "http://", "http://user:secret@host"])
 def test_an_endpoint_that_is_no_url_is_a_spec_error(monkeypatch, value):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", value)
-    with pytest.raises(SpecError, match="STORAGE_EMULATOR_HOST does not hold a URL") as caught:
+    with pytest.raises(SpecError, match="STORAGE_EMULATOR_HOST must be a URL") as caught:
         endpoint("storage")
     assert "secret" not in str(caught.value)

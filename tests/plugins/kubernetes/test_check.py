@@ -52,8 +52,8 @@ def test_a_type_as_large_as_its_machine_can_be_on_no_node_and_the_check_says_so(
     line = lines(kind={"cpus": 8})["room, spot a10"]
     assert not line.ok
     assert line.detail == (
-        "none of the 2 nodes with its labels can ever have it: it asks for 8 cpu, and node-1 can allocate 7910m "
-        "of 8; a kubelet reserves a part of its machine: ask for less in providers.kubernetes.types"
+        "none of the 2 nodes that the pod selects is large enough for it: the pod asks for 8 cpu, and node-1 can allocate 7910m "
+        "of 8; ask for less in providers.kubernetes.types, because a kubelet reserves a part of its machine"
     )
 
 
@@ -75,13 +75,13 @@ def test_every_resource_is_compared(api, lines, kind, is_ok):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, "1 of 1 nodes with its labels have room for it"),
-        ({"spot_selector": {"capacity": "spot"}}, "no node has its labels"),
-        ({"spot_tolerations": ()}, "no node has its labels"),
-        ({"spot_tolerations": ("spot=false",)}, "no node has its labels"),
-        ({"spot_tolerations": ("spot=true:NoExecute",)}, "no node has its labels"),
+        ({}, "1 of 1 nodes that the pod selects have room for it"),
+        ({"spot_selector": {"capacity": "spot"}}, "no node has the selected labels"),
+        ({"spot_tolerations": ()}, "no node has the selected labels"),
+        ({"spot_tolerations": ("spot=false",)}, "no node has the selected labels"),
+        ({"spot_tolerations": ("spot=true:NoExecute",)}, "no node has the selected labels"),
         ({"spot_tolerations": ("spot=true:NoSchedule",)}, "1 of 1 nodes"),
-        ({"zones": ("zone-b",)}, "no node has its labels"),
+        ({"zones": ("zone-b",)}, "no node has the selected labels"),
         ({"zones": ("zone-b", "zone-a")}, "1 of 1 nodes"),
     ],
 )

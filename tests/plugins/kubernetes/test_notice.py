@@ -146,7 +146,7 @@ def test_a_pod_that_may_not_read_itself_counts_on_the_least(cluster, pod, tmp_pa
     with caplog.at_level(logging.WARNING):
         found = source(tmp_path).poll()
     assert (found.deadline, found.source) == (after(15), "SIGTERM")
-    assert "cannot be read (HTTP status 403): it counts on 15 s" in caplog.text
+    assert "cannot be read (HTTP status 403): assuming 15 s" in caplog.text
 
 
 @pytest.mark.full

@@ -110,7 +110,7 @@ def test_two_drivers_that_send_a_launch_at_once_get_the_same_pods(cluster):
 def test_a_token_is_of_one_request(cluster):
     provisioner = cluster.provisioner()
     plaincalls.create(provisioner, cluster.request(provisioner), token="one")
-    with pytest.raises(ProvisionError, match="used before with another request"):
+    with pytest.raises(ProvisionError, match="already used for another request"):
         plaincalls.create(provisioner, cluster.request(provisioner, max_seconds=7.0), token="one")
 
 
@@ -152,7 +152,7 @@ def test_a_scheduler_that_says_nothing_leaves_the_outcome_open(cluster, monkeypa
     scheduler = cluster.plane._processes["kube-scheduler"].pid
     os.kill(scheduler, signal.SIGSTOP)
     try:
-        with pytest.raises(TransientError, match="has not looked at pod"):
+        with pytest.raises(TransientError, match="has not considered pod"):
             plaincalls.create(provisioner, request, token="one")
     finally:
         os.kill(scheduler, signal.SIGCONT)

@@ -165,7 +165,7 @@ def test_a_job_that_the_rest_of_the_money_has_no_room_for_is_not_submitted(recor
     bench = Bench(record)
     bench.step = "launch"
     monkeypatch.setattr(bench, "spent", lambda: 1.9999)
-    with pytest.raises(StepSkipped, match=r"--max-cost leaves 0\.0001, and this step may cost 0\.0010"):
+    with pytest.raises(StepSkipped, match=r"--max-cost leaves 0\.0001, but this step may cost 0\.0010"):
         bench.new_job()
     assert record.jobs() == []
 

@@ -153,7 +153,7 @@ def test_a_job_that_cannot_be_read_is_named_and_the_others_are_listed(jobs, repo
 def test_it_wants_a_job_or_the_store(jobs, arguments, found, tmp_path):
     jobs.running("some-job")
     result = jobs.run("report", *arguments, "-o", str(tmp_path / "x.html"), status=2)
-    assert f"got {found}: give one of them" in result.stderr
+    assert f"give either ID or --index: got {found}" in result.stderr
 
 
 def test_a_page_that_cannot_be_written_is_one_line(jobs, tmp_path):

@@ -224,7 +224,7 @@ class FunctionHostTests:
         refused = [
             ({"every": 90.0}, "intervals of whole minutes"),
             ({"every": 30.0}, "intervals of whole minutes"),
-            ({"store": self.refused_store}, f"{self.needs_store}; this one is {self.refused_store}"),
+            ({"store": self.refused_store}, f"{self.needs_store}; the store is {self.refused_store}"),
         ]
         with self.account(tmp_path) as (cloud, host):
             for changes, message in refused:

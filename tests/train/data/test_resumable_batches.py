@@ -340,7 +340,7 @@ def test_a_plain_loader_cannot_be_tracked_by_a_loop_over_steps(open_session):
 
 def test_another_loader_than_the_tracked_one_is_refused(open_session):
     run = open_session({}, dataloader=DataLoader(Plain()))
-    with pytest.raises(spot.SessionError, match="another loader"):
+    with pytest.raises(spot.SessionError, match="got different loaders"):
         next(run.batches(DataLoader(Plain())))
 
 
@@ -503,7 +503,7 @@ def test_samples_that_are_chosen_by_what_the_training_draws_from_are_warned_of(
 
 
 UNTOLD = "the first epoch of this process is epoch 1, but {} has no set_epoch"
-ANOTHER = "the first batch of the epoch, loaded again, is another one. The samples of {} must"
+ANOTHER = "the first batch of the epoch is not the same when it is loaded again. The samples of {} must"
 
 
 @pytest.mark.parametrize(

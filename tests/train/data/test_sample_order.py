@@ -378,7 +378,7 @@ def test_where_the_order_is_not_known_it_goes_on_at_a_whole_batch_and_says_so(re
         resumed.resume(position, None, world_size=3)
         assert resumed.take()[0]["batch"] == 3
     message = f"a checkpoint of 3 ranks is resumed by 2 in the middle of epoch 0, but {reason}: "
-    message += "some of the epoch's samples may come twice"
+    message += "some of the epoch's samples may be used twice"
     assert caplog.record_tuples == [("cloudspot", logging.WARNING, message)]
 
 
@@ -447,7 +447,7 @@ def test_a_malformed_order_is_named(value):
 
 def test_a_position_beyond_the_epoch_is_refused():
     position = {"epoch": 0, "batch": 1, "base": 0, "samples": 41, "order": SampleOrder(40).to_json()}
-    with pytest.raises(CheckpointError, match="after 41 samples, but its epoch has 40"):
+    with pytest.raises(CheckpointError, match="after 41 samples, but its epoch has only 40"):
         World(40, 2, position, 1)
 
 

@@ -110,7 +110,7 @@ def check(tmp_path, caplog):
 
 
 UNTOLD = "the first epoch of this process is epoch 1, but {} has no set_epoch"
-ANOTHER = "the first batch of the epoch, loaded again, is another one. The samples of {} must"
+ANOTHER = "the first batch of the epoch is not the same when it is loaded again. The samples of {} must"
 
 
 @pytest.mark.parametrize(

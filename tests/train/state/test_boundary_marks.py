@@ -381,7 +381,7 @@ def test_a_state_whose_tensors_do_not_last_is_asked_for_once(make):
         marks.mark(number, number, lambda: DESCRIPTION)
     assert called == [True]
     assert marks.standing() == ()
-    assert marks.problem == "the state_dict of a model or optimizer returns new tensors at each call"
+    assert marks.problem == "the state_dict of a model or optimizer returns new tensors on each call"
 
 
 def test_what_modules_save_beside_tensors_is_that_of_the_boundary(make):

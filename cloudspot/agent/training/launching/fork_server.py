@@ -104,7 +104,7 @@ class ForkServer:
             with fork_client.listen_at(self._socket) as listener:
                 self._start(_START, environment, listener.fileno())
         except OSError as error:  # the training's start reports it too
-            _log.warning("the fork server does not start: %s", error)
+            _log.warning("the fork server did not start: %s", error)
 
     def _runs(self) -> bool:
         if self._process is not None and self._process.poll() is None:

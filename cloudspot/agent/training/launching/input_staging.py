@@ -207,7 +207,9 @@ class InputStaging(Worker):
                 now = time.monotonic()
                 failed_at = now if failed_at is None else failed_at
                 if now - failed_at >= SILENT_SECONDS:
-                    raise CloudspotError(f"it has failed for {now - failed_at:.0f} s: {error}") from error
+                    raise CloudspotError(
+                        f"all attempts have failed for {now - failed_at:.0f} s: {error}"
+                    ) from error
                 raise
 
         return self._context.retry_until(attempt, sleep=self._pause)
@@ -280,8 +282,8 @@ def place(context: NodeContext, path: str, source: Input, cache: InputCache, sta
                 _link(cache.path_of(source, file), directory / name)
             except (FileExistsError, NotADirectoryError) as error:
                 raise CloudspotError(
-                    f"{source.describe(file)} has the name of another object or is below one: a disk cannot "
-                    "hold both"
+                    f"{source.describe(file)} has the same name as another object, or lies below one: a "
+                    "disk cannot hold both"
                 ) from error
         partial.rename(target)
 
@@ -325,7 +327,7 @@ def _explained(name: str, spec: DataSpec) -> Iterator[None]:
     try:
         yield
     except AuthError as error:
-        raise _InputError(failed(f"{error}; grant the right to read it to the machines' role")) from error
+        raise _InputError(failed(f"{error}; grant the machines' role the right to read it")) from error
     except PluginError as error:
         raise _InputError(failed(f"{error} (on this machine's image)")) from error
     except SymlinkError as error:
@@ -335,4 +337,4 @@ def _explained(name: str, spec: DataSpec) -> Iterator[None]:
     except OSError as error:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         what = f"{error.strerror or error}" + ("; ask for more with resources.disk" if full else "")
-        raise _InputError(failed(f"the disk refuses: {what}")) from error
+        raise _InputError(failed(f"cannot write to the disk: {what}")) from error

@@ -58,15 +58,15 @@ def find_kept(node: Node, job: Job, data: bytes) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        _log.warning("what the image holds cannot be read: %s", error)
+        _log.warning("the record of the image's setup cannot be read: %s", error)
         return None
     code = _code(job, data)
     if _key_of(node, job, code) != kept.key:
-        _log.info("the image holds another setup: this job's is run")
+        _log.info("the image holds another setup, so this job's setup is run")
         return None
     if not _replace_code(node.work, kept.code, code, data, job.submission.code_sha256):
         return None
-    _log.info("the image holds the setup: it is not run")
+    _log.info("the image holds this job's setup, so the setup is not run again")
     return kept.key
 
 

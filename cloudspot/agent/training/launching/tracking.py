@@ -85,7 +85,7 @@ def _run_python(runtime: Runtime, environment: Mapping[str, str], code: str, sec
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise CloudspotError(f"it took longer than {seconds:g} s") from None
+        raise CloudspotError(f"its program took longer than {seconds:g} s") from None
     except OSError as error:
         raise CloudspotError(f"{runtime.python} cannot be run: {reason_of(error)}") from error
     if done.returncode != 0:

@@ -329,6 +329,8 @@ def check_torch(environment: Mapping[str, str], runtime: Runtime) -> None:
     except OSError as error:
         raise CloudspotError(f"run.python {python!r} cannot be run: {error}") from error
     if found in _NOT_RUN:
-        raise CloudspotError(f"run.python {python!r} cannot be run: it is missing or not a program")
+        raise CloudspotError(f"run.python {python!r} cannot be run: it does not exist or is not executable")
     if found != 0:
-        raise CloudspotError(f"{python} has no torch; install it in run.setup, or name another run.python")
+        raise CloudspotError(
+            f"{python} has no torch; install torch in run.setup, or name another interpreter in run.python"
+        )

@@ -134,14 +134,16 @@ class Container(Runtime):
         image = self._image
         if setup_is_done:
             if kept is None:
-                raise CloudspotError("the job's container has ended, so the changes of its setup are lost")
+                raise CloudspotError(
+                    "the job's container has ended, so the changes that its setup made are lost"
+                )
             image = _KEPT + kept
         for self._engine in engines:
             if self._ask("image", "inspect", "--format", "{{.Id}}", image) is not None:
                 break
         else:
             if setup_is_done:
-                raise KeptSetupLost("no engine has the container in which the setup was run")
+                raise KeptSetupLost("the container in which the setup was run no longer exists")
             self._engine = engines[0]
             self._pull(check)
         self.stop()
@@ -156,7 +158,7 @@ class Container(Runtime):
             variables.write_text("".join(f"{one}\n" for one in given), encoding="utf-8")
             done = self._run([*self._start_words(image, variables)])
         if done.returncode != 0:
-            raise CloudspotError(f"the container of {self._shown} does not start: {_last_line(done.stderr)}")
+            raise CloudspotError(f"the container of {self._shown} did not start: {_last_line(done.stderr)}")
         # podman 4.7.0 cuts values at "#" (github.com/containers/podman/issues/20255); docker keeps all
         # quotes.
         taken = self._ask("inspect", "--format", "{{json .Config.Env}}", self._name)
@@ -166,7 +168,7 @@ class Container(Runtime):
             names = ", ".join(sorted(one.partition("=")[0] for one in changed))
             engine = Path(self._engine).name
             raise CloudspotError(
-                f"run.image: {engine} changes the machine's {names}; use another version of it"
+                f"run.image: {engine} changes the value of {names}; use another version of {engine}"
             )
 
     def stop(self) -> None:
@@ -317,7 +319,7 @@ class Container(Runtime):
             or _REFUSED.search(said.replace(name.partition("@")[0], "")) is None
         ):
             raise CloudspotError(f"{self._shown} cannot be pulled: {why}")
-        refusal = "wants a log-in, such as run.image_login" if login is None else f"refuses {login.origin}"
+        refusal = "requires a login, such as run.image_login" if login is None else f"refuses {login.origin}"
         raise AuthError(f"{self._shown} cannot be pulled: {registry} {refusal}: {why}")
 
     @contextmanager
@@ -361,7 +363,7 @@ def _full_name(image: str) -> str:
 def _wait_for_engines(check: Callable[[], None]) -> list[str]:
     """Return the paths of the engines that work, waiting until at least one does."""
     if sys.platform != "linux":
-        raise CloudspotError("run.image needs machines with Linux, whose containers share their processes")
+        raise CloudspotError("run.image needs machines with Linux")
     end = time.monotonic() + START_SECONDS
     while True:
         found, said = [], ""
@@ -415,11 +417,11 @@ def _inherited_lines() -> Iterator[str]:
     for name, value in os.environ.items():
         if name.startswith(_PREFIX):
             if "\n" in value or "\r" in value:
-                raise CloudspotError(f"run.image: the variable {name} of the machine has more than one line")
+                raise CloudspotError(f"run.image: the machine's variable {name} has more than one line")
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise CloudspotError(f"run.image: the variable {name} of the machine is not UTF-8") from error
+                raise CloudspotError(f"run.image: the machine's variable {name} is not UTF-8") from error
             yield f"{name}={value}"
 
 
@@ -436,7 +438,7 @@ def _run(words: Sequence[str], *, seconds: float = ENGINE_SECONDS) -> subprocess
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise CloudspotError(f"{words[0]} {words[1]} takes longer than {seconds:.0f} s") from error
+        raise CloudspotError(f"{words[0]} {words[1]} took longer than {seconds:.0f} s") from error
 
 
 def _last_line(text: str) -> str:

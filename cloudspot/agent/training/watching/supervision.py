@@ -240,7 +240,7 @@ class Supervisor:
         self._reach_at = now + CONNECT_SECONDS
         if not self._membership.votes.try_to_reach():
             return None
-        _log.warning("torchrun does not find its peers, and they do not answer: ending it")
+        _log.warning("torchrun cannot find its peers, and they do not answer: ending it")
         return TrainerEnd(KILLED, None, why=NOT_CONNECTED)
 
     def _end_if_stuck(self, now: float) -> TrainerEnd | None:

@@ -1,4 +1,4 @@
-"""Answers to the open questions, from what a run has measured and recorded; pure."""
+"""Answers the open questions from a run's measurements and recordings; does no I/O."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ Verdict = Literal["as expected", "otherwise", "not answered"]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run says to a question."""
+    """A run's answer to a question."""
 
     verdict: Verdict
     text: str
-    """In a sentence, or why there is none."""
+    """The answer in a sentence, or why there is none."""
     evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Seen:
-    """All that a run has seen."""
+    """All data that a run has collected."""
 
     told: Began
     ended: Mapping[str, StepEnded]
     exchanges: Sequence[Exchange]
 
     def passed(self, step: str) -> bool:
-        """Return whether a step did what it is to show."""
+        """Return whether a step passed."""
         return step in self.ended and self.ended[step].status == "passed"
 
     def fact(self, step: str, name: str) -> Any:
-        """Return what a step has measured; None: it has not."""
+        """Return a value that a step has measured, or None if it has not measured it."""
         return self.ended[step].facts.get(name) if step in self.ended else None
 
     def witnessed(self, fact: str, *steps: str) -> list[tuple[int, Any]]:
-        """Return what machines told of themselves, with the rank that told it, in the order of the lines."""
+        """Return (rank, value) for each time that machines reported this fact, in the order of the lines."""
         found = []
         for step in steps or tuple(self.ended):
             for job in self.fact(step, "jobs") or ():
@@ -53,12 +53,12 @@ class Seen:
         return found
 
     def notices(self, *steps: str) -> list[Mapping[str, Any]]:
-        """Return the notices that the trainings got."""
+        """Return the notices that reached the trainings."""
         jobs = [job for step in steps for job in self.fact(step, "jobs") or ()]
         return [notice for job in jobs for notice in job.get("notices", ())]
 
     def calls(self, action: str, *steps: str) -> list[Exchange]:
-        """Return the recorded requests of an operation, or whose method and path end so."""
+        """Return the recorded requests of an operation, given by name or by the end of method and path."""
         return [
             one
             for one in self.exchanges
@@ -66,7 +66,7 @@ class Seen:
         ]
 
     def refusals(self, action: str, *steps: str) -> dict[str, list[Exchange]]:
-        """Return the refused requests of an operation by their code."""
+        """Return the refused requests of an operation, by error code."""
         found: dict[str, list[Exchange]] = {}
         for one in self.calls(action, *steps):
             if one.code:
@@ -86,7 +86,7 @@ DENIED: Final = frozenset(
         "forbidden",
     }
 )
-"""The codes with which the clouds refuse whoever lacks a right."""
+"""The error codes with which the clouds refuse callers that lack a permission."""
 
 
 def expected(text: str, *evidence: str) -> Answer:
@@ -95,17 +95,17 @@ def expected(text: str, *evidence: str) -> Answer:
 
 
 def otherwise(text: str, *evidence: str) -> Answer:
-    """Return an answer that is not."""
+    """Return an answer that differs from cloudspot's expectation."""
     return Answer(verdict="otherwise", text=text, evidence=evidence)
 
 
 def unanswered(why: str, *evidence: str) -> Answer:
-    """Return why there is no answer."""
+    """Return the reason why there is no answer."""
     return Answer(verdict="not answered", text=why, evidence=evidence)
 
 
 def answer_all(seen: Seen) -> dict[str, tuple[Question, Answer]]:
-    """Return each question about the run's cloud by its id, with its answer."""
+    """Return the questions about the run's cloud with their answers, by the question's id."""
     provider = seen.told.provider
     known: Mapping[str, AnswerOf] = import_module(f"cloudspot_prove.answers.{provider}").ANSWERS
     return {one.id: (one, _answer(one, known.get(one.id), seen)) for one in questions_of(provider)}
@@ -131,7 +131,7 @@ def _answer(question: Question, find: AnswerOf | None, seen: Seen) -> Answer:
 
 
 def of_steps(text: str, *steps: str) -> AnswerOf:
-    """Return the answer that steps give by passing; ``text`` says what that means."""
+    """Answer "as expected" with ``text`` if all of these steps have passed."""
 
     def find(seen: Seen) -> Answer | None:
         if all(seen.passed(one) for one in steps):
@@ -145,7 +145,7 @@ def of_steps(text: str, *steps: str) -> AnswerOf:
 
 
 def of_checks(text: str, *names: str) -> AnswerOf:
-    """Return the answer that lines of ``providers check`` give, by how their names begin."""
+    """Answer according to those lines of ``providers check`` whose names begin with ``names``."""
 
     def find(seen: Seen) -> Answer | None:
         checks: Mapping[str, bool] = seen.fact("check", "checks") or {}
@@ -165,7 +165,7 @@ def of_checks(text: str, *names: str) -> AnswerOf:
 
 
 def creates_once(seen: Seen) -> Answer | None:
-    """Return whether the store refused a second create."""
+    """Answer whether the store refused to create an object twice."""
     found = seen.fact("check", "creates_once")
     if found is None:
         return None
@@ -177,7 +177,7 @@ def creates_once(seen: Seen) -> Answer | None:
 
 
 def tokens(seen: Seen) -> Answer | None:
-    """Return whether a launch that was sent again came to the same machines."""
+    """Answer whether a repeated launch request returned the same machines."""
     repeats: Sequence[Mapping[str, Any]] = seen.fact("repeat", "repeats") or ()
     if not repeats:
         return None
@@ -201,7 +201,7 @@ def tokens(seen: Seen) -> Answer | None:
 
 
 def quota(text: str, create: str, *codes: str) -> AnswerOf:
-    """Return whether a launch was refused for want of quota, by the codes that say so."""
+    """Answer whether a launch was refused for lack of quota, judged by these error codes."""
 
     def find(seen: Seen) -> Answer | None:
         found = {code for code in seen.refusals(create) if code in codes}
@@ -215,9 +215,9 @@ def quota(text: str, create: str, *codes: str) -> AnswerOf:
 
 
 def refused_before(calls: Sequence[Exchange], code: str) -> tuple[int, float]:
-    """Return how often a launch was refused with a code before it was accepted, and for how many seconds.
+    """Return how often a launch was refused with a code before it was accepted, and over how many seconds.
 
-    The longest such time of a step counts.
+    If there are several steps, the longest such time counts.
     """
     found = [(0, 0.0)]
     for step in {one.step for one in calls}:
@@ -228,22 +228,22 @@ def refused_before(calls: Sequence[Exchange], code: str) -> tuple[int, float]:
             elif one.step == step and not one.code:
                 break
         else:
-            continue  # It was never accepted.
+            continue  # In this step, the launch was never accepted.
         if refused:
             found.append((len(refused), refused[-1] - refused[0]))
     return max(found, key=lambda one: one[1])
 
 
 def denials(seen: Seen) -> list[str]:
-    """Return which operations were refused for want of a right, each with its code."""
+    """Return the operations that were refused for lack of a permission, each with its code."""
     found = {f"{one.action}: {one.code}" for one in seen.exchanges if one.code in DENIED}
     return sorted(found)
 
 
 def listing_lag(seen: Seen, create: str, listing: str, *, where: Callable[[Exchange], Any]) -> Answer | None:
-    """Return for how long after a launch its machines were missing in listings.
+    """Answer how long machines were missing in listings after their launch.
 
-    ``where`` returns the part of a create's exchange that names the machines.
+    ``where`` returns the part of a recorded create that names the machines.
     """
     worst, num_lacking, num_created = 0.0, 0, 0
     for made in seen.calls(create):
@@ -253,7 +253,7 @@ def listing_lag(seen: Seen, create: str, listing: str, *, where: Callable[[Excha
             if look.at <= made.at or look.code:
                 continue
             if names & set(names_in(look.answer)):
-                # One that no listing ever shows was ended at once.
+                # A machine that no listing ever shows was ended at once.
                 num_created += 1
                 num_lacking += len(lacking)
                 worst = max([worst, *lacking])
@@ -270,7 +270,7 @@ def listing_lag(seen: Seen, create: str, listing: str, *, where: Callable[[Excha
 
 
 def values_at(value: Any, *path: str) -> Iterator[Any]:
-    """Yield the values at a path of field names, of which ``*`` is any; a list is each of its items."""
+    """Yield the values at a path of field names, in each item of a list; ``*`` stands for any name."""
     if isinstance(value, list):
         for one in value:
             yield from values_at(one, *path)

@@ -21,7 +21,7 @@ from cloudspot_prove.answers import (
 )
 
 NOTICE_SECONDS: Final = range(240, 331)
-"""How long before the end a notice is read, if it is one of five minutes."""
+"""The remaining seconds when a notice is read, if its length is five minutes."""
 
 
 def _host_names(seen: Seen) -> Answer | None:

@@ -24,7 +24,7 @@ from cloudspot_prove.answers import (
 )
 
 NOTICE_SECONDS: Final = range(90, 131)
-"""How long before the end a notice is read, if it is one of two minutes."""
+"""The remaining seconds when a notice is read, if its length is two minutes."""
 
 
 def _launch_index(seen: Seen) -> Answer | None:

@@ -112,7 +112,7 @@ def _new_account(seen: Seen) -> Answer | None:
     calls = seen.calls(BULK)
     asked = [one for one in calls if _asks_for_notice(one)]
     if asked and all(one.code for one in asked):
-        calls = [one for one in calls if one not in asked]  # They were refused for their notice.
+        calls = [one for one in calls if one not in asked]  # These were refused because of their notice.
     number, seconds = refused_before(calls, "invalid")
     bought = [one for one in calls if not one.code]
     if seconds > 1:
@@ -167,6 +167,6 @@ ANSWERS: Final[Mapping[str, AnswerOf]] = {
 
 
 def _names(one: Exchange) -> list[str]:
-    """Return the names of the machines that a bulk insert asks for."""
+    """Return the names of the machines that a bulk insert requests."""
     found = list(values_at(one.request, "body", "perInstanceProperties"))
     return [name for names in found for name in names]

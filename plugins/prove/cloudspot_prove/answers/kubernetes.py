@@ -17,7 +17,7 @@ from cloudspot_prove.answers import (
 )
 
 LEAST_GRACE_SECONDS: Final = 15.0
-"""Of a pod that gets its whole grace period."""
+"""The seconds of notice for a pod that gets its whole grace period."""
 
 
 def _versions(seen: Seen) -> Answer | None:

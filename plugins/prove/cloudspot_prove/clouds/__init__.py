@@ -1,4 +1,4 @@
-"""What differs between the clouds: what recordings show, how calls are repeated, how machines are taken."""
+"""The differences between the clouds: what recordings may show, and how calls and reclaims are made."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MAX_WORD: Final = 200
 
 @cache
 def words_of(package: str) -> frozenset[str]:
-    """Return the texts that stand in a package's source, which are public and say nothing of an account.
+    """Return the texts in a package's source, which are public and reveal nothing about an account.
 
-    Examples of names of an account, as they are in messages, are not among them.
+    Examples of an account's names, which messages contain, are not included.
     """
     found = set()
     for path in files(package).iterdir():
@@ -43,48 +43,52 @@ def _is_name_rule(call: ast.Call) -> bool:
 
 
 class Cloud(ABC):
-    """One cloud, for a first run on it."""
+    """The properties of one cloud that a first run on it needs."""
 
     left_out: ClassVar[frozenset[str]] = frozenset()
-    """Services that are not recorded, as those of objects and logs: their answers are the job's own data."""
+    """Services that are not recorded, such as those of objects and logs, because their answers are the job's
+    own data.
+    """
     types_option: ClassVar[str] = ""
-    """The option that names the types of machines; empty: the provider's table lists them itself."""
+    """The option that names the machine types; empty if the provider's table lists them itself."""
     setup: ClassVar[tuple[str, ...]] = ()
-    """Lines of ``run.setup`` that install PyTorch where the provider's own image has none."""
+    """Lines of ``run.setup`` that install PyTorch if the provider's own image does not have it."""
     python: ClassVar[str | None] = None
-    """``run.python`` with these."""
+    """``run.python`` with this setup."""
     release: ClassVar[str | None] = None
-    """How a person takes a machine where no reclaim can be requested; None: ``cloudspot preempt`` does it."""
+    """How a user reclaims a machine if no reclaim can be requested; None if ``cloudspot preempt`` does so."""
     bill: ClassVar[str]
     """Where the cloud shows its own bill."""
     has_functions: ClassVar[bool] = True
 
     free: ClassVar[frozenset[str]] = frozenset()
-    """Parameters that may be made up, since they decide on no answer: tokens, scripts, the values of tags."""
+    """Parameters that may be invented, because answers do not depend on them: tokens, scripts, the values of
+    tags.
+    """
 
     def own(self, kind: str) -> str | None:
-        """Return the account's own name that follows this part of a path, where there is only one."""
+        """Return the account's own name that follows this part of a path, if there is only one such name."""
         return None
 
     def completed(self, action: str, request: Any) -> Any:
-        """Return a request to repeat with what a recording cannot hold, such as a script in base64."""
+        """Return a request to repeat, with values that a recording cannot contain, such as a script."""
         return request
 
     @abstractmethod
     def allowed(self) -> Allowed:
-        """Return what a recording may show; without I/O."""
+        """Return what a recording may contain; this does no I/O."""
 
     @abstractmethod
     def repeat(self, exchange: Exchange) -> None:
         """Make a recorded request again, with this computer's credentials.
 
-        What it names was put in for the pseudonyms. The plugin tells the answer to who observes; a refusal is
-        no error here.
+        Its pseudonyms have been replaced by real names. The plugin reports the answer to observers; a refusal
+        is not an error here.
         """
 
 
 def cloud_of(provider: str) -> Cloud:
-    """Return the cloud of a provider; raise SpecError if this distribution knows none."""
+    """Return a provider's cloud; raise SpecError if this distribution does not know the provider."""
     place = CLOUDS.get(provider)
     if place is None:
         raise SpecError(f"{provider!r} is not one of the clouds that can be proven: {', '.join(CLOUDS)}")

@@ -74,7 +74,7 @@ class Aliyun(Cloud):
     )
 
     def allowed(self) -> Allowed:
-        """Return what the SDK and the plugin name; see Cloud."""
+        """Return the names that the SDK and the plugin know; see Cloud."""
         return Allowed(names=_words, values=VALUES, words=_words)
 
     def repeat(self, exchange: Exchange) -> None:
@@ -97,9 +97,10 @@ class Aliyun(Cloud):
 
 @cache
 def _words(_service: str) -> frozenset[str]:
-    """Return the plugin's own words, and the parameters that the SDK names.
+    """Return the texts in the plugin's source, and the names of the SDK's parameters.
 
-    The SDK knows no fields of answers: what the plugin does not read is masked in name, too.
+    The SDK does not define the fields of answers, so the names of fields that the plugin does not read are
+    masked, too.
     """
     listed = set()
     for path in (files("aliyunsdkecs") / "request" / "v20140526").iterdir():

@@ -1,4 +1,4 @@
-"""AWS: recordings show what botocore's models name; calls are repeated by their operations' names."""
+"""AWS: recordings show names in botocore's models; calls are repeated by the names of their operations."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Aws(Cloud):
     )
 
     def completed(self, action: str, request: Any) -> Any:
-        """Add a script, and a time as botocore wants it; see Cloud."""
+        """Add a script, and convert a time to botocore's form; see Cloud."""
         if action == "DescribeSpotPriceHistory" and "StartTime" in request:
             return {**request, "StartTime": datetime.now(timezone.utc)}
         if action == "RunInstances" and "UserData" in request:
@@ -98,7 +98,7 @@ class Aws(Cloud):
         return request
 
     def allowed(self) -> Allowed:
-        """Return what botocore's models name; see Cloud."""
+        """Return the names in botocore's models; see Cloud."""
         return Allowed(names=_names, values=VALUES, words=_words)
 
     def repeat(self, exchange: Exchange) -> None:
@@ -134,7 +134,7 @@ def _names(service: str) -> frozenset[str]:
 
 @cache
 def _words(service: str) -> frozenset[str]:
-    """Return the plugin's own words, those that the model lists, and the names of regions and zones."""
+    """Return the texts in the plugin's source and the model's lists, and the names of regions and zones."""
     import boto3.session
 
     session = boto3.session.Session()

@@ -1,4 +1,4 @@
-"""Google Cloud: recordings show what the client's types name; calls are repeated by method and path."""
+"""Google Cloud: recordings show names in the client's types; calls are repeated by method and path."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ class Gcp(Cloud):
         return str(self._clients.project) if kind == "projects" else None
 
     def completed(self, action: str, request: Any) -> Any:
-        """Add a request id as Compute Engine wants it; see Cloud."""
+        """Add a request id in Compute Engine's form; see Cloud."""
         query = request["query"]
         if "requestId" in query:
             query = {**query, "requestId": str(uuid.uuid5(uuid.NAMESPACE_URL, query["requestId"]))}
         return {**request, "query": query}
 
     def allowed(self) -> Allowed:
-        """Return what the client's types name; see Cloud."""
+        """Return the names in the client's types; see Cloud."""
         return Allowed(names=_names, values=VALUES, words=_words, segments=SEGMENTS, named_by=NAMED_BY)
 
     def repeat(self, exchange: Exchange) -> None:
@@ -142,7 +142,7 @@ class Gcp(Cloud):
         method, _, path = exchange.action.partition(" ")
         self._clients.session().request(
             method,
-            endpoint("compute") + path,  # all of the emulation is at one address
+            endpoint("compute") + path,  # the emulation has a single address
             params=exchange.request["query"],
             json=exchange.request["body"],
             timeout=TIMEOUT,
@@ -158,13 +158,13 @@ class Gcp(Cloud):
 def _names(_service: str) -> frozenset[str]:
     """Return the fields of all messages of Compute Engine's client, and those of errors and operations.
 
-    The other services have no client here: of theirs, only these names are shown.
+    The other services have no client here, so only these names of theirs are shown.
     """
     return _compute()[0] | OTHER_NAMES
 
 
 def _words(_service: str) -> frozenset[str]:
-    """Return the plugin's own words, and those that the client's types list."""
+    """Return the texts in the plugin's source, and the enumerated values of the client's types."""
     return words_of("cloudspot_gcp") | words_of("cloudspot.plugin") | _compute()[1]
 
 
@@ -183,7 +183,7 @@ OTHER_NAMES: Final = frozenset(
 
 @cache
 def _compute() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of fields and the listed words of Compute Engine's client."""
+    """Return the names of fields and the enumerated values of Compute Engine's client."""
     from google.cloud.compute_v1.types import compute
 
     file = compute.Instance.pb(compute.Instance()).DESCRIPTOR.file

@@ -1,4 +1,4 @@
-"""Kubernetes: recordings show what the client's models name; calls are repeated by method and path."""
+"""Kubernetes: recordings show names in the client's models; calls are repeated by method and path."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Kubernetes(Cloud):
         return str(self._cluster.namespace) if kind == "namespaces" else None
 
     def allowed(self) -> Allowed:
-        """Return what the client's models name; see Cloud."""
+        """Return the names in the client's models; see Cloud."""
         return Allowed(names=_names, values=VALUES, words=_words, segments=SEGMENTS)
 
     def repeat(self, exchange: Exchange) -> None:
@@ -75,7 +75,7 @@ class Kubernetes(Cloud):
 
 @cache
 def _names(_service: str) -> frozenset[str]:
-    """Return the fields of all of the client's models."""
+    """Return the fields of all models of the client."""
     from kubernetes.client import models
 
     kinds = [getattr(models, name) for name in dir(models)]

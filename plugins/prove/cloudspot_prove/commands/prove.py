@@ -31,14 +31,14 @@ DEFAULT_STEPS: Final = tuple(name for name in STEPS if name != "setup")
     show_default=True,
     metavar="AMOUNT",
     callback=parsed(parse_money),
-    help='What all of it may cost at the most, such as "2 USD" or "15 CNY".',
+    help='The most that all steps together may cost, such as "2 USD" or "15 CNY".',
 )
 @click.option(
     "--step",
     "steps",
     multiple=True,
     type=click.Choice(DEFAULT_STEPS),
-    help="Take this step, and no others but check and price. Repeatable.",
+    help="Run only this step, in addition to check and price. Repeatable.",
 )
 @click.option(
     "--train-seconds",
@@ -46,7 +46,7 @@ DEFAULT_STEPS: Final = tuple(name for name in STEPS if name != "setup")
     show_default=True,
     metavar="DURATION",
     callback=parsed(parse_duration),
-    help="How long each training is: longer than a notice and a machine's boot together.",
+    help="How long each training run takes; it must be longer than a notice and a machine's boot together.",
 )
 @click.option("--gpu", metavar="NAME", help="Also train on this accelerator, such as T4.")
 @click.option("--other-region", metavar="REGION", help="Also train in this region, where the bucket is not.")
@@ -62,9 +62,9 @@ DEFAULT_STEPS: Final = tuple(name for name in STEPS if name != "setup")
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     metavar="DIRECTORY",
-    help="Where to save the report. Default: here.",
+    help="Where to save the report. Default: the current directory.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask first, and save the report unread.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before the start or before saving the report.")
 @overrides_option
 @store_option
 @click.pass_context
@@ -84,10 +84,10 @@ def prove(
 ) -> None:
     """Run a few small jobs on an account of PROVIDER, and report which open questions they answer.
 
-    Shows the price first, and asks. Then it takes the steps of docs/first-real-run.md, each with the
-    questions that it answers. It may be killed at any moment: repeat it, and it goes on. No machine runs for
-    longer than an hour, whatever happens. In the end nothing is left in the account, and the report, which
-    names nothing that belongs to it, is shown before it is saved.
+    The command first shows the price, and asks whether to start. Then it takes the steps in
+    docs/first-real-run.md, which names the questions that each step answers. If it is killed, run it again to
+    continue. No machine runs for longer than an hour, whatever happens. At the end, nothing is left in the
+    account; the report, which contains no names that belong to the account, is shown before it is saved.
     """
     from cloudspot_prove.reporting import report_of, save, shown_lines
     from cloudspot_prove.run_record import Saved, new_run, unfinished_run
@@ -98,7 +98,8 @@ def prove(
     record = unfinished_run(name)
     if record is not None:
         output.echo(
-            f"the run {record.began.run} was cut short, and goes on as it was begun ({record.directory})"
+            f"the run {record.began.run} was interrupted, and continues with the options with which it "
+            f"began ({record.directory})"
         )
     else:
         taken = [one for one in DEFAULT_STEPS if not steps or one in {"check", "price", *steps}]
@@ -134,7 +135,7 @@ def prove(
 
 
 def _agree(record: RunRecord, *, yes: bool) -> None:
-    """Show what the run may cost, and ask, unless it was asked before."""
+    """Show the possible cost of the run, and ask for consent unless the user has already given it."""
     from cloudspot_prove.bench import Bench
     from cloudspot_prove.running import may_buy, num_machines_of
 
@@ -148,7 +149,7 @@ def _agree(record: RunRecord, *, yes: bool) -> None:
     )
     whole = money_text(min(told.max_cost, sum(most for _, most in rows)), currency)
     output.confirm(
-        f"Go on? All of it costs {whole} at the most, and most likely a quarter of that.",
+        f"Continue? All steps together cost at most {whole}, and most likely a quarter of that.",
         action="buy machines",
         otherwise="nothing was bought",
         yes=yes,

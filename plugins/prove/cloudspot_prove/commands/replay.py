@@ -1,4 +1,4 @@
-"""``cloudspot replay``: makes the requests of a recording again, and names how the answers differ."""
+"""``cloudspot replay``: makes a recording's requests again, and lists how the answers differ."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from cloudspot.hookspecs import SANDBOX_VARIABLE
 @json_option
 @click.pass_context
 def replay(ctx: click.Context, recording: Path, as_json: bool) -> None:
-    """Make the requests of a RECORDING again in a sandbox, and name how the cloud's answers differ.
+    """Make the requests of a RECORDING again in a sandbox, and list how the cloud's answers differ.
 
-    RECORDING is what `cloudspot prove` has saved beside its report. It runs inside the sandbox of the same
-    cloud only, since the requests buy machines: cloudspot sandbox aws -- cloudspot replay RECORDING. Each
-    difference is one of a field, an order, a code or a delay; exits with 1 if there are any.
+    RECORDING is a file that `cloudspot prove` has saved beside its report. The command runs only inside the
+    sandbox of the same cloud, because the requests buy machines: cloudspot sandbox aws -- cloudspot replay
+    RECORDING. Each difference concerns a field, an order, a code or a delay; the exit status is 1 if there
+    are any.
     """
     from cloudspot_prove import replay as replaying
     from cloudspot_prove.clouds import cloud_of
@@ -37,7 +38,7 @@ def replay(ctx: click.Context, recording: Path, as_json: bool) -> None:
     if os.environ.get(SANDBOX_VARIABLE) != provider:
         raise SpecError(f"run it in a sandbox: cloudspot sandbox {provider} -- cloudspot replay {recording}")
     pairs = list(replaying.replay(cloud_of(provider), list(read_lines(recording))))
-    with suppress(CloudspotError):  # The sandbox ends with its machines.
+    with suppress(CloudspotError):  # The machines end with the sandbox.
         replaying.end_machines(provider)
     found = find_differences(pairs)
     num_same = sum(one.is_same_request for one in pairs)

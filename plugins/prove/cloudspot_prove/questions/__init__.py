@@ -1,4 +1,4 @@
-"""The open questions about each cloud: what only a real account answers, and what follows from it."""
+"""The open questions about each cloud, which only a real account answers, and their consequences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS: Final[Mapping[str, str]] = {
     "other-region": "a machine in another region fetches its agent and writes its log",
     "setup": "cloudspot setup",
 }
-"""The steps of a run in their order, each with what it does."""
+"""The steps of a run in their order, each with a description."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,14 +36,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """In Markdown."""
     steps: tuple[str, ...]
-    """Which of STEPS answer it."""
+    """The names of the STEPS that answer it."""
     otherwise: str
-    """What happens if the answer is another than cloudspot expects, in Markdown."""
+    """What happens if the answer differs from cloudspot's expectation, in Markdown."""
 
 
 @cache
 def questions_of(provider: str) -> tuple[Question, ...]:
-    """Return the questions about a cloud, in the order of the page."""
+    """Return the questions about a cloud, in the order of the documentation."""
     with as_file(files(__name__) / f"{provider}.toml") as path:
         rows = read_toml(path)["question"]
     return tuple(convert(one, Question) for one in rows)

@@ -1,6 +1,6 @@
-"""The training of a first run: small, as long as it is told to be, and equal to the last bit each time.
+"""The training of a first run: small, of the requested length, and with always exactly the same result.
 
-Meanwhile each process prints what its machine tells of itself, as far as that says nothing of the account.
+Meanwhile, each process prints facts about its machine that reveal nothing about the account.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEP_SECONDS = float(os.environ["PROVE_STEP_SECONDS"])
 
 
 def main() -> None:
-    """Learn the sum of numbers that each process draws anew in each step."""
+    """Learn the sum of random numbers, which each process draws anew in each step."""
     threading.Thread(target=watch, args=(os.environ["PROVE_CLOUD"],), daemon=True).start()
     on_gpu = os.environ.get("PROVE_GPU") == "1"
     dist.init_process_group("nccl" if on_gpu else "gloo")

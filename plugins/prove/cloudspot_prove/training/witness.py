@@ -1,7 +1,7 @@
-"""What a machine tells of itself, printed as lines of the job's log: facts of a fixed list, and no names.
+"""Prints facts about a machine as lines of the job's log: a fixed list of facts, and no names.
 
-It needs the standard library alone, and reads the metadata services by themselves: the agent's reading of
-them is what is on trial.
+It needs only the standard library, and reads the metadata services without the agent's code, because the
+agent's readings are being tested.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OUR_TAGS = ("MASTER_ADDR", "NUM_NODES", "cloudspot-job", "cloudspot-launch")
 
 
 def watch(cloud: str) -> None:
-    """Print the facts of this machine, and whatever of them changes, until the process ends."""
+    """Print the facts about this machine, and any changes to them, until the process ends."""
     told: dict[str, Any] = {}
     look = LOOKS.get(cloud, dict)
     while True:
@@ -45,10 +45,10 @@ def watch(cloud: str) -> None:
 
 
 def programs() -> dict[str, Any]:
-    """Return what runs here."""
+    """Return the versions and the state of the programs that run here."""
     import torch
 
-    # What the service manager says of the agent; empty: there is no service manager.
+    # The state of the agent's unit; empty if there is no service manager.
     unit = ""
     if Path("/run/systemd/system").is_dir() and shutil.which("systemctl"):
         asked = subprocess.run(
@@ -65,7 +65,7 @@ def programs() -> dict[str, Any]:
 
 
 def read_aws() -> dict[str, Any]:
-    """Return what EC2's metadata service tells."""
+    """Return the facts from EC2's metadata service."""
     base = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
     token = ask(f"{base}/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
     get = reader(f"{base}/latest/meta-data/", {"X-aws-ec2-metadata-token": token or ""})
@@ -84,14 +84,14 @@ def read_aws() -> dict[str, Any]:
 
 
 def read_gcp() -> dict[str, Any]:
-    """Return what Compute Engine's metadata service tells."""
+    """Return the facts from Compute Engine's metadata service."""
     host = os.environ.get("GCE_METADATA_HOST", "169.254.169.254")
     get = reader(f"http://{host}/computeMetadata/v1/instance/", {"Metadata-Flavor": "Google"})
     return {"notice": get("preempted") == "TRUE"}
 
 
 def read_aliyun() -> dict[str, Any]:
-    """Return what ECS's metadata service tells."""
+    """Return the facts from ECS's metadata service."""
     base = os.environ.get("ECS_METADATA_SERVICE_ENDPOINT", "http://100.100.100.200").rstrip("/")
     token = ask(f"{base}/latest/api/token", {"X-aliyun-ecs-metadata-token-ttl-seconds": "60"}, method="PUT")
     get = reader(f"{base}/latest/meta-data/", {"X-aliyun-ecs-metadata-token": token or ""})
@@ -109,19 +109,19 @@ _first: dict[str, Any] = {}
 
 
 def once(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the facts with the first value that this one had: it changes by itself."""
+    """Return the facts with this one's first value, because the value changes by itself."""
     if name in facts:
         facts[name] = _first.setdefault(name, facts[name])
     return facts
 
 
 def reader(base: str, headers: dict[str, str]) -> Callable[[str], str | None]:
-    """Return what reads a path below an address."""
+    """Return a function that reads a path relative to ``base``."""
     return lambda path: ask(base + path, headers)
 
 
 def ask(url: str, headers: dict[str, str], *, method: str = "GET") -> str | None:
-    """Return what the service answers; None: there is no such thing."""
+    """Return the service's answer, or None if it has no such path."""
     request = urllib.request.Request(url, headers=headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=2) as answer:
@@ -131,12 +131,12 @@ def ask(url: str, headers: dict[str, str], *, method: str = "GET") -> str | None
 
 
 def number(text: str | None) -> int | None:
-    """Return a whole number; None: it is none."""
+    """Return the text as a whole number, or None if it is not one."""
     return int(text) if text is not None and text.strip().isdecimal() else None
 
 
 def seconds_until(text: object) -> int | None:
-    """Return how long it is until a time; None: it is none."""
+    """Return the number of seconds until a time, or None if the text is not a time."""
     if not isinstance(text, str):
         return None
     try:

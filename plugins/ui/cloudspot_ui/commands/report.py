@@ -34,11 +34,12 @@ from cloudspot.host.size_text import size_text
 def report(ctx: click.Context, job_id: str | None, is_index: bool, path: Path, store_url: str | None) -> None:
     """Write a page about a job, or with --index about a store's jobs, to one file.
 
-    The page needs no server and loads nothing, so it can be sent to anyone. It shows the job as it is now.
+    The page needs no server and loads nothing, so it can be sent to anyone. The page shows the job as it is
+    now.
     """
     if is_index == (job_id is not None):
         found = "both ID and --index" if is_index else "neither ID nor --index"
-        raise SpecError(f"got {found}: give one of them")
+        raise SpecError(f"give either ID or --index: got {found}")
     if not path.parent.is_dir():
         raise SpecError(f"--output: there is no directory {path.parent}; create it first")
     from cloudspot_ui.page.rendering import index_page, job_page

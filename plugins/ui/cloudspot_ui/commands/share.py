@@ -43,13 +43,14 @@ _MEDIA_TYPE = "text/html; charset=utf-8"
 @store_option
 @json_option
 def share(job_id: str, seconds: float, is_live: bool, store_url: str | None, as_json: bool) -> None:
-    """Put a page about a job into its bucket, and print a link to it.
+    """Upload a page about a job to its bucket, and print a link to it.
 
-    Anyone who has the link can see the page without credentials until the link ends. The page shows the job
-    as it is now, or with --live as it is while it is driven. `unshare` ends all links to the job's pages.
+    Anyone who has the link can see the page without credentials until the link expires. The page shows the
+    job as it is now or, with --live, is updated while the job is driven. `unshare` ends all links to the
+    job's pages.
     """
     if not 1 <= seconds <= MOST_SECONDS:
-        raise SpecError(f"--for: got {seconds:g} s; choose 1s to 7d, for which clouds sign links")
+        raise SpecError(f"--for must be 1s to 7d, the most for which clouds sign links: got {seconds:g} s")
     job = open_job(store_url, job_id)
     word = secrets.token_hex(16)  # never used before, so that links that were ended do not work again
     request = LinkRequest(
@@ -57,7 +58,7 @@ def share(job_id: str, seconds: float, is_live: bool, store_url: str | None, as_
         seconds=seconds,
         media_type=_MEDIA_TYPE,
     )
-    job.store.link(request)  # before the page is put, because the store may refuse links
+    job.store.link(request)  # done before the page is uploaded, because the store may refuse links
     from cloudspot_ui.page.rendering import job_page
     from cloudspot_ui.page.story import JobReading
     from cloudspot_ui.shared_page import LiveShares, SharedPage

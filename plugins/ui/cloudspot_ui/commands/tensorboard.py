@@ -74,15 +74,15 @@ def _update(copies: EventCopies, job_ids: Sequence[str]) -> None:
 
 
 class EventCopies:
-    """Copies of jobs' event files, with one directory for each job and its nodes together in it."""
+    """Copies of jobs' event files, with one directory for each job, which all its nodes share."""
 
     def __init__(self, store: ObjectStore, directory: Path) -> None:
         self._store = with_retries(store)
         self._directory = directory
         self._sizes: dict[str, int] = {}
-        """The number of bytes copied of each object, by its key."""
+        """How many bytes of each object have been copied, by its key."""
         self._over: set[str] = set()
-        """The jobs that had ended when they were copied last."""
+        """The jobs that had ended when they were last copied."""
 
     def update(self, job_ids: Sequence[str]) -> None:
         """Copy the additions to these jobs' event files.

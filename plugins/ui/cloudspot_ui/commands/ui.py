@@ -38,7 +38,7 @@ def ui(port: int, may_write: bool, store_url: str | None) -> None:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(("127.0.0.1", port))
-        listening.listen()  # a browser that comes before the server is ready waits
+        listening.listen()  # a browser that connects before the server is ready waits
     except OSError as error:
         raise CloudspotError(f"--port: {port} cannot be used: {error.strerror}") from error
     bound = listening.getsockname()[1]
@@ -48,7 +48,7 @@ def ui(port: int, may_write: bool, store_url: str | None) -> None:
         uvicorn.Config(
             guarded,
             log_level="error",
-            access_log=False,  # the first URL holds the token
+            access_log=False,  # the first URL contains the token
             server_header=False,
             timeout_graceful_shutdown=1,
             lifespan="off",

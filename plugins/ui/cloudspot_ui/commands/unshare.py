@@ -15,12 +15,12 @@ from cloudspot.jobstore.layout import keys
 @job_argument
 @store_option
 def unshare(job_id: str, store_url: str | None) -> None:
-    """End all links to a job's pages by deleting the pages. It is safe to repeat."""
+    """End all links to a job's pages by deleting the pages. The command is safe to repeat."""
     job = open_job(store_url, job_id)
     store = with_retries(job.store)
     from cloudspot_ui.shared_page import SharedPage
 
-    # First, so that no driver puts a page after it was deleted.
+    # The record comes first, so that no driver uploads a page after it was deleted.
     store.delete_many([form(job.id, SharedPage.name) for form in (keys.task, keys.task_done)])
     found = [meta.key for meta in store.list_objects(keys.shared_pages_prefix(job.id))]
     store.delete_many(found)

@@ -36,16 +36,16 @@ _HEADERS = {
 class Access:
     """Passes permitted requests on to the site.
 
-    The first URL holds a token, which becomes a cookie of this site only. The Host must be this computer's
-    loopback, so that a name of another site that resolves to it is refused (DNS rebinding). Requests from
-    pages of other sites have a foreign Origin and are refused, and so are changes without an Origin.
+    The first URL contains a token, which becomes a cookie of this site only. The Host must be this computer's
+    loopback, so that another site's name that resolves to it is refused (DNS rebinding). Requests from pages
+    of other sites have a foreign Origin and are refused, and so are changes without an Origin.
     """
 
     def __init__(self, app: App, port: int, *, token: str) -> None:
         """Guard the application, which is served at ``port``; the first URL contains ``token``."""
         self._app = app
         self._token = token
-        self._cookie_name = f"cloudspot-ui-{port}"  # cookies know no ports, and several sites may be open
+        self._cookie_name = f"cloudspot-ui-{port}"  # cookies ignore ports, and several sites may be open
         self._cookie = secrets.token_urlsafe(32)
         self._hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
 

@@ -1,4 +1,4 @@
-"""Runs cloudspot's commands for a page. Each has its own terminal, so it asks its usual questions."""
+"""Runs cloudspot's commands for a page. Each command has its own terminal, so it asks its usual questions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 from cloudspot.cli.screen.printable import printable
 
 MAX_CHARACTERS = 200_000
-"""The number of characters at the end of the output that are kept."""
+"""How many characters at the end of the output are kept."""
 ACTIONS: Mapping[str, tuple[str, Sequence[str], Sequence[tuple[str, str]]]] = {
     "stop": ("Save a checkpoint and stop the job.", (), ()),
     "resume": ("Resume the job.", ("--detach",), ()),
@@ -69,7 +69,7 @@ class CommandRun:
                 os.write(self._master, f"{line}\n".encode())
 
     def end(self) -> None:
-        """Interrupt the command, as Ctrl-C does; the job itself goes on."""
+        """Interrupt the command, as Ctrl-C does; the job itself continues."""
         if self.exit_status is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGINT)
@@ -78,7 +78,7 @@ class CommandRun:
         while True:
             try:
                 data = os.read(self._master, 1 << 16)
-            except OSError:  # Linux raises this once no process has the other end open
+            except OSError:  # Linux raises this when no process has the other end open
                 data = b""
             if not data:
                 break

@@ -20,7 +20,10 @@ _BLOCK = 1 << 20
 
 
 def artifact(job: Job, name: str) -> Response:
-    """Return an artifact. Its name is looked up in the bucket's list of artifacts, and not used as a path."""
+    """Return an artifact.
+
+    A file's name is looked up in the bucket's list of artifacts, and not used as a path.
+    """
     store = with_retries(job.store)
     found = next((one for one in list_artifacts(job.store, job.id) if one.name == name), None)
     if found is None:

@@ -21,17 +21,22 @@ SEARCHED_CHARACTERS = 20_000
 
 @dataclass
 class LogView:
-    """The last lines of a job's log that match a search, and new ones. It is for one thread at a time."""
+    """The last lines of a job's log that match a search, and new ones.
+
+    The view may be used by one thread at a time.
+    """
 
     job: Job
     search: str = ""
     """The text to look for, ignoring case."""
     node: str = ""
-    """The node whose lines are shown, or empty for all nodes. ``first`` raises ValueError for a bad name."""
+    """The node whose lines are shown, or empty for all nodes. ``first`` raises ValueError for an invalid
+    name.
+    """
     _tail: LogTail | None = field(default=None)
 
     def first(self) -> Sequence[Line]:
-        """Return the last lines that match, reading back no further than necessary."""
+        """Return the last lines that match, reading no further back than necessary."""
         wanted: Callable[[int, int], bool] | None = None
         if self.node:
             seat = parse_seat(self.node)

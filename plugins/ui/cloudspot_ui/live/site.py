@@ -201,7 +201,7 @@ class Site:
         _, run = self._find_run(request)
 
         def look() -> Mapping[str, str]:
-            status = run.exit_status  # read before the text, which then includes the last output
+            status = run.exit_status  # read before the text, which then includes all output
             return {"output": render("live_output.html", text=run.text, status=status)}
 
         return _events(_parts(request, look, 0.3))
@@ -268,7 +268,7 @@ async def _parts(
 
 
 async def _lines(request: Request, view: LogView) -> AsyncIterator[str]:
-    """Send the lines of a log, first the last ones, until the page is closed."""
+    """Send the lines of a log, beginning with the last ones, until the page is closed."""
     look: Callable[[], Sequence[Line]] = view.first
     yield _event("begin", None)
     while not await request.is_disconnected():

@@ -29,13 +29,15 @@ in several looks."""
 LIST_SECONDS = 5.0
 """How long a list of jobs is shown before it is read again; each job needs one or more requests."""
 SUMMARY_SECONDS = 30.0
-"""The age at which a live job's summary is computed from its records instead: its driver may have died."""
+"""The age at which a live job's summary is replaced by one computed from its records, because its driver may
+have died.
+"""
 MAX_JOBS = 12
-"""The number of jobs that are kept in memory: those that were looked at last."""
+"""The number of jobs that are kept in memory, which are the most recently viewed ones."""
 
 
 class JobWatch:
-    """A job as pages show it. Any thread may call this; only one thread at a time reads."""
+    """A job as its pages show it. Any thread may use it; only one thread at a time reads the store."""
 
     def __init__(self, job: Job, links: Callable[[str], Mapping[str, object]]) -> None:
         """Watch a job; ``links`` returns the values that the site adds to a job's page, by the job's id."""
@@ -58,7 +60,7 @@ class JobWatch:
 
 
 class StoreWatch:
-    """A store's jobs as pages show them. Any thread may call this; only one thread at a time reads."""
+    """A store's jobs as pages show them. Any thread may use it; only one thread at a time reads the store."""
 
     def __init__(self, store: ObjectStore, links: Callable[[str], Mapping[str, object]]) -> None:
         self.store = store
@@ -69,7 +71,7 @@ class StoreWatch:
         self._jobs: OrderedDict[str, JobWatch] = OrderedDict()
 
     def story(self, passes: Callable[[Summary], bool] = lambda _job: True) -> StoreStory:
-        """Return the store's jobs that pass the test; they were read at most ``LIST_SECONDS`` ago."""
+        """Return the store's jobs that pass the test, as they were at most ``LIST_SECONDS`` ago."""
         with self._lock:
             if time.monotonic() - self._read_at >= LIST_SECONDS:
                 self._read()
@@ -81,7 +83,7 @@ class StoreWatch:
         """Return the job's watch.
 
         Raises:
-            JobNotFound: there is no such job.
+            JobNotFound: the job does not exist.
         """
         found = find_job(self.store, job_id)
         with self._lock:

@@ -1,4 +1,4 @@
-"""A comparison of several jobs: their curves, their results and the differences of their job files; pure."""
+"""A comparison of several jobs: their curves, results and differences of their job files; no I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics as curves over steps, time and money; pure. Only this module uses leather."""
+"""Metrics as curves over steps, time and money; does no I/O. Only this module uses leather."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudspot.story.series import Curve
 
 WIDTH, HEIGHT = 460, 230
 MAX_POINTS = 300
-"""The maximum number of points that are drawn; of longer curves, the extremes of each section are drawn."""
+"""The maximum number of points that are drawn; for longer curves, the extremes of each section are drawn."""
 AXES = ("steps", "time", "money")
 COLORS = tuple(f"var(--curve-{number})" for number in range(10))
 """The colours of the compared jobs, in order; the style sheet defines each for light and dark pages."""
@@ -44,9 +44,9 @@ class Drawn:
     name: str
     color: str
     is_lost: bool = False
-    """Whether its steps were made again."""
+    """Whether these steps were made again."""
     is_dashed: bool = False
-    """Whether it is dashed, because another line may lie below it."""
+    """Whether the line is dashed, because another line may lie below it."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _no_legend(*_: Any) -> Sequence[Any]:
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of an axis; a single value is in the middle."""
+    """Return the ends of an axis, with a single value in the middle."""
     least, most = min(values), max(values)
     if least == most:
         room = abs(least) / 2 or 0.5

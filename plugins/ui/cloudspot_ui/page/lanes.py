@@ -1,4 +1,4 @@
-"""The timeline of a job: a lane of events for the job, and one for each node; pure."""
+"""The timeline of a job: a lane of events for the job, and one for each node; does no I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot.story.spans import Span
 from cloudspot.story.timeline import Timeline
 
 MAX_NODES = 48
-"""The maximum number of nodes with a lane; a page that leaves out the oldest nodes says so."""
+"""The maximum number of nodes with a lane; if a page omits the oldest nodes, it says so."""
 LEAST_WIDTH = 0.15
 """The minimum width in percent at which a bar is visible."""
 

@@ -1,4 +1,4 @@
-"""The utilization of a job's machines over time, from the lines that their agents add to the log; pure."""
+"""The utilization of a job's machines over time, from their agents' lines in the log; does no I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cloudspot.model import LogRecord
 from cloudspot.story.series import Curve
 
 MAX_NODES = 10
-"""The maximum number of nodes with curves, one per colour: the latest nodes that have measured anything."""
+"""The maximum number of nodes with curves, one for each colour: the latest nodes that have measured anything.
+"""
 
 
 def _mean(shares: Sequence[float]) -> float | None:

@@ -25,7 +25,7 @@ from cloudspot_ui.page.story import JobStory
 MAX_PANELS = 24
 """The maximum number of metrics with pictures."""
 MAX_ROWS = 200
-"""The maximum number of rows in a table; a page that leaves out older rows says so."""
+"""The maximum number of rows in a table; if a page omits older rows, it says so."""
 MAX_JOBS = 1_000
 """The maximum number of jobs in a list."""
 _FOLDER = Path(__file__).parent
@@ -56,7 +56,7 @@ INERT = Frame(
 def job_page(story: JobStory, *, is_live: bool = False) -> str:
     """Return the whole page of a job, as a file that loads and runs nothing.
 
-    If it ``is_live``, it says that it is replaced by newer pages.
+    If it ``is_live``, the page says that newer pages will replace it.
     """
     frame = replace(INERT, is_refreshed=is_live)
     page: str = render("job.html", **job_page_parts(story, job_sections(story), frame))

@@ -34,7 +34,7 @@ class StoreStory:
     rows: Sequence[JobRow]
     """The unfinished jobs and then the others, each with the latest first."""
     stored: StoredJobs
-    """The store's reader, which knows the jobs that cannot be read."""
+    """The store's reader, which knows which jobs cannot be read."""
     at: datetime
 
     @classmethod

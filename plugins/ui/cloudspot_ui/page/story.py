@@ -27,7 +27,7 @@ from cloudspot_ui.page.machine_series import MachineSeries
 MAX_POINTS = 50_000
 """The maximum number of points of a metric that are kept between two resumes; a picture shows fewer."""
 LOG_LINES = 200
-"""The number of lines of the log's end on a page."""
+"""How many lines from the log's end a page shows."""
 LINE_CHARACTERS = 2_000
 """The length at which a line is cut; the number of missing characters is then appended."""
 
@@ -50,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True)
 class KeptCheckpoint:
-    """A checkpoint that can be resumed from."""
+    """A checkpoint from which the job can resume."""
 
     name: str
     step: int
@@ -72,7 +72,9 @@ class JobStory:
     checkpoints: Sequence[KeptCheckpoint]
     artifacts: Sequence[Artifact]
     is_behind: bool
-    """Whether the log was not read to its end yet, so ``series`` and ``machines`` lack the latest lines."""
+    """Whether the log has not been read to its end yet, so that ``series`` and ``machines`` lack the latest
+    lines.
+    """
     next_step: str
     """The command that users most often need at this point."""
     at: datetime
@@ -81,13 +83,16 @@ class JobStory:
 
 @dataclass
 class JobReading:
-    """Reads a job repeatedly, but only the new lines of its log. It is for one thread at a time."""
+    """Reads a job repeatedly, but only the new lines of its log.
+
+    The reader may be used by one thread at a time.
+    """
 
     job: Job
     _history: History | None = None
     _tail: LogTail | None = None
     _records: Iterator[LogRecord] | None = None
-    """The unread rest of the last look at the log."""
+    """The lines that the last look at the log left unread."""
     _series: MetricSeries = field(default_factory=lambda: MetricSeries(max_points=MAX_POINTS))
     _machines: MachineSeries = field(default_factory=MachineSeries)
     _lines: deque[LogRecord] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
@@ -95,7 +100,7 @@ class JobReading:
     def read(self, now: datetime, *, log_seconds: float = math.inf) -> JobStory:
         """Return the job's story at ``now``.
 
-        It reads the log for at most ``log_seconds``; the next call continues from there.
+        The call reads the log for at most ``log_seconds``; the next call continues from there.
 
         Raises:
             CorruptData: a record is malformed.
@@ -130,7 +135,7 @@ class JobReading:
             self._tail = LogTail(self.job.log_sink, lives=self._lives)
         if self._records is None:
             self._records = self._tail.new_records()
-        records, self._records = self._records, None  # after an error, look again after the last line
+        records, self._records = self._records, None  # after an error, continue after the last line
         for number, record in enumerate(records):
             if not (self._series.add(record) or self._machines.add(record)):
                 self._lines.append(record)

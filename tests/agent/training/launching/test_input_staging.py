@@ -121,9 +121,7 @@ def test_what_cannot_be_read_in_place_fails_before_the_training_starts(bench, mo
     bench.life("", run={"setup": "sleep 60"}, data={"images": spec}).run()
     record = bench.exit_record()
     assert (record.outcome, record.generation) == ("failed", 0)
-    said = (
-        "grant the right to read it to the machines' role" if is_denied else "there are no objects below it"
-    )
+    said = "grant the machines' role the right to read it" if is_denied else "it contains no objects"
     assert record.detail.startswith("data.images: memory://data/images/: ")
     assert record.detail.endswith(said)
 
@@ -236,10 +234,16 @@ def test_a_node_that_stages_something_else_than_another_says_so(bench, data):
 @pytest.mark.parametrize(
     ("fault", "detail"),
     [
-        ("missing", r"data\.images: memory://data/images/: there are no objects below it"),
-        ("denied", r"data\.images: memory://data/images/: access denied.*; grant the right to read it"),
-        ("out", r"data\.images: memory://data/images/: it has failed for 0 s: out"),
-        ("full", r"data\.images: memory://data/images/: the disk refuses: No space left.*resources\.disk"),
+        ("missing", r"data\.images: memory://data/images/: it contains no objects"),
+        (
+            "denied",
+            r"data\.images: memory://data/images/: access denied.*; grant the machines' role the right to read it",
+        ),
+        ("out", r"data\.images: memory://data/images/: all attempts have failed for 0 s: out"),
+        (
+            "full",
+            r"data\.images: memory://data/images/: cannot write to the disk: No space left.*resources\.disk",
+        ),
         ("nested", r"data\.images: memory://data/images/: .* a disk cannot hold both"),
         ("taken", r"data\.images: memory://data/images/: .*work/data/images already exists"),
         ("plugin", r"data\.images: nowhere://x/: no installed plugin opens nowhere:// URLs"),

@@ -90,7 +90,7 @@ def test_a_setup_that_the_image_holds_is_not_run(bench, image, caplog):
     caplog.set_level(logging.INFO)
     lines = start(bench, setup=SETUP)
     assert "runs 1" in lines
-    assert "the image holds the setup: it is not run" in caplog.messages
+    assert "the image holds this job's setup, so the setup is not run again" in caplog.messages
     assert any(
         line.endswith("['made', 'needed', 'old.py', 'runs', 'sub/copy', 'train.py']") for line in lines
     )
@@ -126,7 +126,7 @@ def test_a_setup_that_is_another_one_is_run_in_a_directory_that_holds_the_code_a
     caplog.set_level(logging.INFO)
     lines = start(bench, script, **run)
     assert "runs 1" in lines
-    assert "the image holds another setup: this job's is run" in caplog.messages
+    assert "the image holds another setup, so this job's setup is run" in caplog.messages
 
 
 @pytest.mark.full
@@ -180,7 +180,7 @@ def test_a_link_that_leads_elsewhere_makes_another_setup(bench, image, caplog):
     (code / "link").symlink_to("b")
     caplog.set_level(logging.INFO)
     start(bench, setup=SETUP, setup_files=["link"])
-    assert "the image holds another setup: this job's is run" in caplog.messages
+    assert "the image holds another setup, so this job's setup is run" in caplog.messages
 
 
 @pytest.mark.full
@@ -189,8 +189,8 @@ def test_what_cannot_be_read_is_no_setup(bench, image, caplog):
     (new / "image.json").write_text("{")
     caplog.set_level(logging.INFO)
     assert "runs 1" in start(bench, setup=SETUP)
-    assert "the image holds the setup: it is not run" not in caplog.messages
-    assert any(one.startswith("what the image holds cannot be read: ") for one in caplog.messages)
+    assert "the image holds this job's setup, so the setup is not run again" not in caplog.messages
+    assert any(one.startswith("the record of the image's setup cannot be read: ") for one in caplog.messages)
 
 
 def test_a_machine_of_which_nobody_makes_an_image_ends_for_good(bench, monkeypatch):

@@ -100,7 +100,7 @@ def test_a_tracker_learns_the_start_and_runs_code_with_the_trainings_python(trac
     [
         ("raise SystemExit('no such server')", 60, "no such server"),
         ("raise SystemExit(3)", 60, "it ended with status 3"),
-        ("import time; time.sleep(3600)", 0.1, "it took longer than 0.1 s"),
+        ("import time; time.sleep(3600)", 0.1, "its program took longer than 0.1 s"),
     ],
 )
 def test_a_tracker_that_fails_is_warned_of_and_the_training_starts_without_it(

@@ -286,7 +286,7 @@ def test_an_interpreter_without_torch_or_none_at_all_is_said(tmp_path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    with pytest.raises(CloudspotError, match=r"has no torch; install it in run\.setup"):
+    with pytest.raises(CloudspotError, match=r"has no torch; install torch in run\.setup"):
         check_torch(os.environ, here(tmp_path, str(python)))
     with pytest.raises(CloudspotError, match="cannot be run"):
         check_torch(os.environ, here(tmp_path, str(tmp_path / "none")))

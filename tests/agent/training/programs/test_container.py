@@ -204,7 +204,7 @@ def test_what_the_setup_has_made_in_a_container_is_kept_for_another_machine(run,
 
 @pytest.mark.full
 def test_a_kept_setup_that_no_engine_has_is_told_apart(node, image):
-    with pytest.raises(KeptSetupLost, match="no engine has the container in which the setup was run"):
+    with pytest.raises(KeptSetupLost, match="the container in which the setup was run no longer exists"):
         Container(node, "python3", image).start(setup_is_done=True, kept="1" * 40, check=lambda: None)
 
 
@@ -240,7 +240,7 @@ def test_an_image_without_a_registry_is_docker_hubs_and_an_engine_may_say_much(n
 
 @pytest.mark.full
 def test_a_container_that_is_gone_after_the_setup_is_not_made_anew(node, image):
-    with pytest.raises(CloudspotError, match="has ended, so the changes of its setup are lost"):
+    with pytest.raises(CloudspotError, match="has ended, so the changes that its setup made are lost"):
         Container(node, "python3", image).start(setup_is_done=True, check=lambda: None)
 
 
@@ -319,7 +319,7 @@ def test_an_engine_gets_the_log_in_in_a_private_file_that_is_gone_afterwards(pul
     [
         (login("hush"), "unauthorized: no", f"refuses the user {USER} of run.image_login: unauthorized: no"),
         (login("hush"), "denied: not yours", f"refuses the user {USER} of run.image_login: denied: not yours"),
-        (None, "no basic auth credentials", "wants a log-in, such as run.image_login: no basic auth credentials"),
+        (None, "no basic auth credentials", "requires a login, such as run.image_login: no basic auth credentials"),
     ],
 )  # fmt: skip
 def test_a_registry_that_refuses_is_told_from_one_that_fails(pulls, given, says, told):
@@ -363,7 +363,7 @@ def test_an_engines_own_log_in_will_do_where_the_cloud_gives_none(pulls, tmp_pat
 
     pulls("docker", "exit 0", find_login)
     assert (tmp_path / "said").read_text().startswith(f"pull --quiet {PRIVATE}\n")
-    told = "wants a log-in, such as run.image_login: " if error is not TransientError else ""
+    told = "requires a login, such as run.image_login: " if error is not TransientError else ""
     with pytest.raises(CloudspotError, match=f"{told}unauthorized; logging in takes cloud:LogIn$") as failed:
         pulls("docker", "echo unauthorized >&2; exit 1", find_login)
     assert isinstance(failed.value, AuthError) is (error is not TransientError), "it may pass"
@@ -591,9 +591,7 @@ def test_a_variable_that_no_engine_takes_is_refused_rather_than_cut(node, tmp_pa
     engine(tmp_path / "bin", "podman", 'case "$1" in inspect) exit 1;; esac')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.setenv("CLOUDSPOT_NOTE", value)
-    with pytest.raises(
-        CloudspotError, match=f"^run.image: the variable CLOUDSPOT_NOTE of the machine {says}$"
-    ):
+    with pytest.raises(CloudspotError, match=f"^run.image: the machine's variable CLOUDSPOT_NOTE {says}$"):
         Container(node, "python3", f"it@{DIGEST}").start(setup_is_done=False, check=lambda: None)
     assert list(node.arena.iterdir()) == []
 
@@ -616,7 +614,7 @@ def test_an_engine_that_changes_a_variable_is_not_used(node, tmp_path, monkeypat
     boxed = Container(node, "python3", f"it@{DIGEST}")
     if cuts:
         with pytest.raises(
-            CloudspotError, match=r"^run.image: podman changes the machine's CLOUDSPOT_NOTE; use"
+            CloudspotError, match=r"^run.image: podman changes the value of CLOUDSPOT_NOTE; use"
         ):
             boxed.start(setup_is_done=False, check=lambda: None)
     else:

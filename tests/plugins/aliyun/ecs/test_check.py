@@ -32,7 +32,7 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
         "role": "cloudspot-node",
         "launch, spot": f"{TYPE} in cn-hangzhou-i may be launched, and is in stock",
         "launch, on-demand": f"{TYPE} in cn-hangzhou-i may be launched, and is in stock",
-        "console": "not tried: cloudspot has no machine now to try ecs:GetInstanceConsoleOutput on",
+        "console": "not checked: cloudspot has no machine now on which to try ecs:GetInstanceConsoleOutput",
     }
     assert cloud.alive == []
 

@@ -146,7 +146,7 @@ class TestEcsImages(EmulatedImageTests):
 
     @pytest.mark.parametrize("image", [IMAGE_ID, BARE_IMAGE_ID])
     def test_only_an_image_of_cloudspots_making_is_removed(self, account, image):
-        with pytest.raises(CloudspotError, match=f"^cloudspot has not made image {image}$"):
+        with pytest.raises(CloudspotError, match=f"^image {image} was not made by cloudspot$"):
             account.provider().image_host().remove(image)
         assert account.cloud.faults.count("DeleteImage") == 0
 
@@ -155,7 +155,7 @@ class TestEcsImages(EmulatedImageTests):
         account.cloud.account.images[made.id]["ImageOwnerAlias"] = "others"
         host = account.provider().image_host()
         assert (host.find(KEY), list(host.images())) == (None, [])
-        with pytest.raises(CloudspotError, match="cloudspot has not made image"):
+        with pytest.raises(CloudspotError, match="was not made by cloudspot"):
             host.remove(made.id)
 
     @pytest.mark.full

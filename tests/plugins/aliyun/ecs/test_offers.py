@@ -177,7 +177,9 @@ def test_a_given_price_is_asked_nobody(cloud):
     assert (one.price_per_hour, one.currency) == (0.05, "USD")
     assert one.price_text == "machine 0.05, disk not counted"
     assert cloud.faults.count("DescribePrice") == 0
-    with pytest.raises(AuthError, match=r"or give the price in providers\.aliyun\.on_demand_prices"):
+    with pytest.raises(
+        AuthError, match=r"alternatively, set the price in providers\.aliyun\.on_demand_prices"
+    ):
         offers(cloud, **given)
 
 
@@ -380,7 +382,7 @@ def test_a_listing_that_leads_back_to_a_page_ends_with_an_error(cloud):
         **answer(*given),
         "NextToken": next(tokens),
     }
-    with pytest.raises(TransientError, match="DescribeInstanceTypes repeats a page"):
+    with pytest.raises(TransientError, match="DescribeInstanceTypes returned the same page twice"):
         offers(cloud)
     assert cloud.faults.count("DescribeInstanceTypes") == 3
 

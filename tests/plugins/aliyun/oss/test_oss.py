@@ -94,9 +94,9 @@ def test_bytes_that_change_on_their_way_are_noticed(oss, bucket, monkeypatch):
     whole = bytes(2 << 20)
     store.put("k", whole)
     monkeypatch.setattr("cloudspot_aliyun_sandbox.ossbuckets.Stored.crc", property(lambda self: 1))
-    with pytest.raises(TransientError, match="k: the bytes changed on the way"):
+    with pytest.raises(TransientError, match="k: the bytes were damaged in transit"):
         store.put("k", whole)
-    with pytest.raises(TransientError, match="k: the bytes changed on the way"):
+    with pytest.raises(TransientError, match="k: the bytes were damaged in transit"):
         store.get("k")
     assert store.get_range("k", 0, 5) == bytes(5)  # OSS tells the sum of the whole object only.
 

@@ -33,9 +33,9 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
         "quota, spot": "256 vCPUs, enough for 64 g5.xlarge",
         "launch, on-demand": "g5.xlarge in us-east-1a may be launched",
         "quota, on-demand": "256 vCPUs, enough for 64 g5.xlarge",
-        "tagging": "not tried: cloudspot has no machine now to try ec2:CreateTags on",
-        "ending": "not tried: cloudspot has no machine now to try ec2:TerminateInstances on",
-        "console": "not tried: cloudspot has no machine now to try ec2:GetConsoleOutput on",
+        "tagging": "not checked: cloudspot has no machine now on which to try ec2:CreateTags",
+        "ending": "not checked: cloudspot has no machine now on which to try ec2:TerminateInstances",
+        "console": "not checked: cloudspot has no machine now on which to try ec2:GetConsoleOutput",
         "placement group": "may be made",
     }
     assert found["clock"].detail.startswith("within ")
@@ -144,7 +144,7 @@ def test_a_quota_that_is_too_small_names_its_code(cloud):
     cloud.faults.vcpu_quota["spot"] = 2
     found = failed(cloud.provider(instance_types=("g5.xlarge",)))
     assert found["quota, spot"][0] == (
-        "2 vCPUs, and one g5.xlarge has 4; ask for more at https://us-east-1.console.aws.amazon.com/servicequotas/"
+        "2 vCPUs, but one g5.xlarge needs 4; ask for more at https://us-east-1.console.aws.amazon.com/servicequotas/"
         'home/services/ec2/quotas/L-3819A6DF with the words "We train models with PyTorch on 8 vCPUs at a time, on '
         'spot machines that save their work.", or run: aws service-quotas request-service-quota-increase '
         "--region us-east-1 --service-code ec2 --quota-code L-3819A6DF --desired-value 8"

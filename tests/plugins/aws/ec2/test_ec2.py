@@ -137,7 +137,7 @@ class TestEc2Images(EmulatedImageTests):
         return Ec2Account(cloud)
 
     def test_only_an_image_of_cloudspots_making_is_removed(self, account):
-        with pytest.raises(CloudspotError, match="cloudspot has not made image"):
+        with pytest.raises(CloudspotError, match="was not made by cloudspot"):
             account.provider().image_host().remove(IMAGE_ID)
 
     @pytest.mark.full
@@ -145,7 +145,7 @@ class TestEc2Images(EmulatedImageTests):
         made = self._make(account)
         account.cloud.faults.denied.add("ec2:DeleteSnapshot")
         with pytest.raises(
-            CloudspotError, match=r"but not its snapshot snap-\w+, which is billed: missing-permissions"
+            CloudspotError, match=r"but its snapshot snap-\w+ is not, and is billed: missing-permissions"
         ):
             account.provider().image_host().remove(made.id)
         assert account.provider().image_host().find(KEY) is None

@@ -240,7 +240,9 @@ def test_a_price_that_is_given_is_not_asked_for(cloud):
     cloud.faults.denied = {"pricing:GetProducts"}
     found = offers(cloud, instance_types=("m5.large",), on_demand_prices={"m5.large": 0.2})
     assert {one.on_demand_price_per_hour for one in found} == {0.2}
-    with pytest.raises(AuthError, match=r"; or give the price in providers\.aws\.on_demand_prices$"):
+    with pytest.raises(
+        AuthError, match=r"; alternatively, set the price in providers\.aws\.on_demand_prices$"
+    ):
         offers(cloud, instance_types=("m5.large",))
 
 

@@ -99,7 +99,7 @@ class S3Cloud(BucketCloud):
     how_to_create = "aws s3 mb s3://"
     other_wrong_urls = (
         ("s3://bucket..x", "is not a bucket name"),
-        ("s3://fast--use1-az4--x-s3", "a directory bucket lists in no order"),
+        ("s3://fast--use1-az4--x-s3", "a directory bucket does not list its objects in order"),
     )
     large_bytes = 3 * PART_BYTES
     granted_to_nodes = rights_named(permissions.DIRECTORY / "policy-node.json", "s3")

@@ -50,7 +50,7 @@ def test_what_is_not_a_key_is_told_and_not_left_out(bucket, cloud, store, tmp_pa
     store.put("a", b"1")
     cloud.put_raw(bucket, f"{store.bucket.prefix}d\u00e9j\u00e0")
     with pytest.raises(
-        CloudspotError, match=r"1 name\(s\) below it cannot be staged, such as 'd\u00e9j\u00e0'"
+        CloudspotError, match=r"it contains 1 name\(s\) that cannot be staged, such as 'd\u00e9j\u00e0'"
     ):
         InputCache(tmp_path).stage(open_input(DataSpec(url=f"{store.url}/")), STAGING)
 

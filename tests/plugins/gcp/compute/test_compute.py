@@ -181,7 +181,7 @@ class TestComputeImages(EmulatedImageTests):
 
     def test_only_a_machine_of_cloudspots_is_copied(self, account):
         stranger = msgspec.structs.replace(self._machine(account), id="web-1")
-        with pytest.raises(CloudspotError, match="it is not a machine of cloudspot's"):
+        with pytest.raises(CloudspotError, match="this is not one of cloudspot's machines"):
             account.provider().image_host().save(stranger, key=KEY, job_name="kit-job")
 
     @pytest.mark.parametrize("name", ["train-v1", "gone"])
@@ -191,7 +191,7 @@ class TestComputeImages(EmulatedImageTests):
         if name == "gone":
             host.remove(name)
         else:
-            with pytest.raises(CloudspotError, match="cloudspot has not made image train-v1"):
+            with pytest.raises(CloudspotError, match="image train-v1 was not made by cloudspot"):
                 host.remove(name)
         assert account.cloud.faults.count(self.remove) == 0
 
@@ -460,7 +460,9 @@ def test_a_boot_script_of_256_kib_goes_and_a_longer_one_is_refused(kit):
     script = SCRIPT + "x" * (262144 - len(SCRIPT))
     kit.launch(script=script)
     assert kit.cloud.host.machines[NAMES[0]].user_data == script.encode()
-    with pytest.raises(SpecError, match="the boot script has 262145 bytes; Compute Engine accepts 262144"):
+    with pytest.raises(
+        SpecError, match="the boot script has 262145 bytes, but Compute Engine accepts only 262144"
+    ):
         kit.request(script=script + "x")
 
 
@@ -615,7 +617,7 @@ def test_what_a_failed_launch_has_left_and_cannot_be_deleted_leaves_the_outcome_
     kit.cloud.faults.inject(f"operation {BULK_INSERT}", "INTERNAL_ERROR", happens=True)
     kit.cloud.faults.inject("compute.instances.delete", "forbidden", status=403)
     with pytest.raises(
-        TransientError, match=r"deleting the machines of the failed launch: .*; machines may be left"
+        TransientError, match=r"deleting the machines of the failed launch: .*; machines may still be running"
     ):
         plaincalls.create(kit.provisioner, request, token="t")
     with pytest.raises(CapacityError, match="INTERNAL_ERROR"):
@@ -819,7 +821,7 @@ def test_a_listing_that_lacks_one_of_the_jobs_zones_tells_nothing(kit, zone):
     kit.launch()
     kit.cloud.compute.unreachable.add(zone)
     with pytest.raises(
-        TransientError, match=f"listing the machines: {zone} cannot be reached, so not all are known"
+        TransientError, match=f"listing the machines: {zone} cannot be reached, so the list is not complete"
     ):
         kit.listed()
     with pytest.raises(TransientError, match="cannot be reached"):

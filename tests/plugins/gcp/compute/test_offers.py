@@ -375,7 +375,9 @@ def test_the_list_is_asked_for_again_after_what_passes(cloud, monkeypatch):
 def test_a_list_that_repeats_a_page_is_an_error(cloud, monkeypatch):
     page = {"skus": [], "nextPageToken": "7"}
     monkeypatch.setattr(type(cloud.compute), "_skus", lambda self, query: page)
-    with pytest.raises(CloudspotError, match="reading Google's price list: it repeats a page"):
+    with pytest.raises(
+        CloudspotError, match="Google's price list cannot be read: the same page was returned twice"
+    ):
         offers(cloud)
 
 
