@@ -47,6 +47,7 @@ def test_every_history_of_a_rescue_keeps_its_promise(seeds):
     [
         pytest.param(17, (5,), id="two boundaries without a step between them at the end of an epoch"),
         pytest.param(2773, (4,), id="the only saver of an order could not save, and has ended its part"),
+        pytest.param(19865, (), id="a member has left the rescue before another orders what that one held"),
         pytest.param(135, (), id="another thread reads the journal in the middle of an agreement"),
     ],
 )

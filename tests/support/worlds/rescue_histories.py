@@ -910,13 +910,16 @@ class History:
     def _check_order(self, order):
         """The newest boundary counts that was said in time and of which each part has a saver."""
         name = self.fibers.current.owner[0]
-        said = self._said(order.attempt, self._looked.get(name, 0.0), name)
+        by_now = self._said(order.attempt, math.inf, name)
+        # A member that has ended its rescue meanwhile, as after a newer generation, has released its ranks.
+        said = [
+            each for each in self._said(order.attempt, self._looked.get(name, 0.0), name) if each in by_now
+        ]
         best = max(
             (one for one in {each.boundary for each in said} if self._is_held(said, one)), default=None
         )
         if best is not None and order.boundary < best:
             self.violate(f"boundary {best} was held, and boundary {order.boundary} is saved")
-        by_now = self._said(order.attempt, math.inf, name)
         if not self._is_held([each for each in by_now if each.rank in order.ranks], order.boundary):
             self.violate(f"the savers {order.ranks} do not hold every part of boundary {order.boundary}")
         for rank, keeper in order.keepers:
