@@ -40,7 +40,7 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         gone = {seat for seat in others if peers.is_gone(seat)} | _settled(peers, current)
         if commit_if_whole(context, checkpoint) is not False:
             return
-        missing = missing_parts(context, checkpoint, current)
+        missing = _missing_parts(context, checkpoint, current)
         if not missing and not seems_whole:
             seems_whole = True  # the last part arrived after the commit failed: try again
             continue
@@ -97,7 +97,7 @@ def _settled(peers: PeerHeartbeats, current: Generation) -> set[Seat]:
     }
 
 
-def missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[Seat]:
+def _missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[Seat]:
     """Return the nodes that have not uploaded all their parts of the checkpoint."""
     procs = context.job.spec.procs_per_node
     ranks = context.retry_until(lambda: manifests.missing_ranks(context.store, context.job_id, checkpoint))

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Literal
 
 from cloudspot.agent.membership import rescues
-from cloudspot.agent.membership.drain_commit import commit_if_whole, missing_parts
+from cloudspot.agent.membership.drain_commit import commit_if_whole
 from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
 from cloudspot.agent.membership.peers import Liveness
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.jobstore.access.stored_records import create_record, find_record
+from cloudspot.jobstore.checkpoints import manifests
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import (
-    CheckpointId,
     Generation,
     RankLikeness,
     RescueOrder,
@@ -87,15 +87,7 @@ class RescueVotes:
     def decide(self, attempt: int) -> RescueOrder | None:
         """Decide for all members by the reports, unless another node has; None if no state can be saved."""
         context, number = self._context, self.generation.number
-        told = [*self._reports(attempt).values()]
-        if (own := context.status.survivors) is not None:
-            told.append(own)
-        procs = context.job.spec.procs_per_node
-        choice = rescues.choose(
-            (held for each in told for held in each.held),
-            [*context.status.likeness, *self._likeness()],
-            world_size=procs * len(self.generation.members),
-        )
+        choice = self._choose(attempt)
         if isinstance(choice, str):
             standing = self.find_order(attempt)
             if standing is None:
@@ -116,20 +108,40 @@ class RescueVotes:
         key = keys.rescue_order(context.job_id, number, attempt)
         return context.retry_until(lambda: create_record(context.store, key, order))
 
+    def hold_newer(self, order: RescueOrder) -> bool:
+        """Return whether, by the reports so far, a newer boundary than the order's can be saved.
+
+        An order may be written before all members have reported.
+        """
+        choice = self._choose(order.attempt)
+        return not isinstance(choice, str) and choice.boundary > order.boundary
+
+    def _choose(self, attempt: int) -> rescues.Choice | str:
+        context = self._context
+        told = [*self._reports(attempt).values()]
+        if (own := context.status.survivors) is not None:
+            told.append(own)
+        return rescues.choose(
+            (held for each in told for held in each.held),
+            [*context.status.likeness, *self._likeness()],
+            world_size=context.job.spec.procs_per_node * len(self.generation.members),
+        )
+
     def state_of(self, order: RescueOrder) -> Literal["committed", "hopeless", "open"]:
         """Commit the save if it is complete; return whether it is committed, cannot be, or still may be."""
         context = self._context
-        checkpoint = CheckpointId(order.generation, order.step)
         self.look()
         # First check which nodes are gone, then the parts: a gone node uploaded its parts before, or never
         # will.
         gone = {seat for seat in self._others if self._peers.is_gone(seat)}
-        is_committed = commit_if_whole(context, checkpoint)
+        is_committed = commit_if_whole(context, order.save.checkpoint)
         if is_committed is not False:
             return "committed" if is_committed else "hopeless"
+        stored = context.retry_until(
+            lambda: manifests.stored_ranks(context.store, context.job_id, order.save)
+        )
         procs = context.job.spec.procs_per_node
-        saving = {self.generation.seats[rank // procs] for rank in order.ranks}
-        missing = missing_parts(context, checkpoint, self.generation) & saving
+        missing = {self.generation.seats[rank // procs] for rank in order.ranks if rank not in stored}
         return "hopeless" if missing & gone or self._have_given_up(order.attempt) else "open"
 
     def _cause(self) -> Literal["lost", "failed"]:

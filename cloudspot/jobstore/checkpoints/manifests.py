@@ -162,7 +162,7 @@ def write_manifest(
     """
     store = with_retries(store)
     known = {} if known is None else known
-    names = [keys.part(job_id, save, rank) for rank in _list_parts(store, job_id, save)]
+    names = [keys.part(job_id, save, rank) for rank in stored_ranks(store, job_id, save)]
     records = {name: known[name] for name in names if name in known}
     try:
         if not records:
@@ -257,16 +257,17 @@ def missing_ranks(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> 
     A relieved rank brings no part.
     """
     save = max(stored_saves(with_retries(store), job_id, checkpoint), default=None)
-    ranks = [] if save is None else _list_parts(with_retries(store), job_id, save)
+    ranks = [] if save is None else stored_ranks(store, job_id, save)
     if save is None or not ranks:
         return None
     part = read_record(with_retries(store), keys.part(job_id, save, ranks[0]), Part)
     return frozenset(part.ranks).difference(ranks)
 
 
-def _list_parts(store: ObjectStore, job_id: str, save: SaveId) -> list[int]:
+def stored_ranks(store: ObjectStore, job_id: str, save: SaveId) -> list[int]:
     """Return the ranks whose part records exist, in ascending order."""
-    listed = [keys.part.match(meta.key) for meta in store.list_objects(keys.parts_prefix(job_id, save))]
+    prefix = keys.parts_prefix(job_id, save)
+    listed = [keys.part.match(meta.key) for meta in with_retries(store).list_objects(prefix)]
     return [match[2] for match in listed if match is not None]
 
 

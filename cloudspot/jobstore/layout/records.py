@@ -520,6 +520,11 @@ class RescueOrder(_Written, frozen=True, kw_only=True):
     is_exact: bool
     """See ``Rescue``."""
 
+    @property
+    def save(self) -> SaveId:
+        """The save that carries it out; other saves have smaller numbers, of their rounds."""
+        return SaveId(self.generation, self.step, 900_000 + self.attempt)
+
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a node's present staging, restore or upload, in bytes."""

@@ -12,15 +12,18 @@ machines hold that nothing has happened to is committed; and nobody waits for ev
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from support.worlds.few_or_many import few_or_many
 from support.worlds.rescue_histories import play, violation_of
+from support.worlds.simulation import Violation
 
 from cloudspot.agent.membership import peers, rescue_votes, rescues
 from cloudspot.agent.membership.rescue_votes import RescueVotes
 from cloudspot.agent.training.watching.rescue import Rescue
+from cloudspot.jobstore.checkpoints import manifests
 from cloudspot.jobstore.layout import codec
 from cloudspot.train.rounds.keeper import Keeper
 
@@ -28,7 +31,7 @@ NUM_HISTORIES = 800
 
 
 @pytest.mark.timeout(1200)
-@few_or_many(4, NUM_HISTORIES)
+@few_or_many(8, NUM_HISTORIES)
 def test_every_history_of_a_rescue_keeps_its_promise(seeds):
     results = [play(seed) for seed in seeds]
     # They are worth something only if much goes wrong in them.
@@ -42,12 +45,9 @@ def test_every_history_of_a_rescue_keeps_its_promise(seeds):
 @pytest.mark.parametrize(
     ("seed", "committed"),
     [
-        pytest.param(65, (8,), id="two boundaries without a step between them at the end of an epoch"),
-        pytest.param(81, (6,), id="a rank that could not save has come to a newer boundary"),
+        pytest.param(17, (5,), id="two boundaries without a step between them at the end of an epoch"),
         pytest.param(2773, (4,), id="the only saver of an order could not save, and has ended its part"),
-        pytest.param(
-            8382, (5,), id="ranks have made a step after they reported the state of an interval save"
-        ),
+        pytest.param(19865, (), id="a member has left the rescue before another orders what that one held"),
         pytest.param(135, (), id="another thread reads the journal in the middle of an agreement"),
     ],
 )
@@ -156,12 +156,12 @@ SHORTCUTS = [
     (take_the_oldest_boundary, 17, "boundary 6 was held, and boundary 4 is saved"),
     (ignore_holders, 12, "do not hold every part"),
     (take_each_boundary_for_a_step, 17, "was held to the end"),
-    (decide_without_reading_what_stands, 83, "two orders"),
-    (name_no_attempt_in_the_save, 17, "was carried out by"),
-    (propose_before_it_is_over, 116, "was held to the end"),
-    (wait_for_nobody, 132, "was held to the end"),
-    (wait_for_who_cannot_save, 406, "was held to the end"),
-    (keep_the_newest_whatever_its_boundary, 0, "has what ranks alone had at"),
+    (decide_without_reading_what_stands, 143, "two orders"),
+    (name_no_attempt_in_the_save, 45, "was carried out by"),
+    (propose_before_it_is_over, 344, "was held to the end"),
+    (wait_for_nobody, 117, "was held to the end"),
+    (wait_for_who_cannot_save, 116, "was held to the end"),
+    (keep_the_newest_whatever_its_boundary, 17, "has what ranks alone had at"),
     (take_what_no_saver_keeps, 16, "rank 0 does not keep what rank 1 had"),
     (call_it_exact_if_anything_was_kept, 16, "says that it is exact"),
 ]
@@ -175,3 +175,77 @@ def test_each_shortcut_is_found_out(shortcut, seed, what, monkeypatch):
     assert violation_of(seed) is None
     shortcut(monkeypatch)
     assert what in (violation_of(seed) or "nothing went wrong")
+
+
+# --- rare histories, of which a script makes sure -------------------------------------------------
+
+
+def lose_the_store_before_it_reports(history):
+    """A rank dies in a sum that the other machine finishes, which does not reach the store for a while.
+
+    The first machine waits only 15 s for the report, since torchrun is about to kill its ranks.
+    """
+    history.fibers.sleep(8.3)
+    history.await_sum()
+    first, second = history.nodes
+    second.cut_until, history.trouble_seconds = history.fibers.now + 17.0, 17.0
+    first.is_steady = False
+    first.ranks[1].end(137)
+
+
+def lose_the_only_machine_with_the_sum(history):
+    """A machine dies in a sum that only the second finishes, which dies after its part of an interval save."""
+    history.fibers.sleep(3.0)
+    history.await_sum()
+    history.nodes[0].kill()
+    history.fibers.sleep(10.0)
+    history.nodes[1].kill()
+
+
+def go_on_in_the_middle_of_a_rescue(history):
+    """A machine stands still in a sum until the other has reported the state before it."""
+    history.fibers.sleep(8.3)
+    history.await_sum()
+    history.stop_node(history.nodes[0], 23.1 - history.fibers.now)
+
+
+def end_with_the_first_commit(monkeypatch):
+    monkeypatch.setattr(RescueVotes, "hold_newer", lambda *_: False)
+
+
+def count_the_parts_of_any_save(monkeypatch):
+    def of_the_newest(store, job_id, save):
+        newest = max(manifests.stored_saves(store, job_id, save.checkpoint), default=save)
+        return manifests.stored_ranks(store, job_id, newest)
+
+    monkeypatch.setattr(rescue_votes, "manifests", SimpleNamespace(stored_ranks=of_the_newest))
+
+
+def believe_the_reports_before_a_commit(monkeypatch):
+    monkeypatch.setattr(Rescue, "_have_moved_on", lambda *_: False)
+
+
+SCRIPTED = {
+    "hangs": False, "epoch": 0, "step_seconds": 0.3, "optimizer_seconds": 0.05, "reduce_seconds": 1.5,
+    "copy_seconds": 0.05, "upload_seconds": 0.2, "slow_lists": 0.0, "save_failures": 0.0, "is_ample": True,
+}  # fmt: skip
+FROZEN = {"interval": 1, "reduce_seconds": 0.3, "slow_lists": 0.2}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("trouble", "seed", "changes", "committed", "shortcut", "instead"),
+    [
+        (lose_the_store_before_it_reports, 13, {"interval": 0}, (3, 4), end_with_the_first_commit, 3),
+        (lose_the_store_before_it_reports, 234, {"interval": 0}, (4, 5), end_with_the_first_commit, 4),
+        (lose_the_only_machine_with_the_sum, 29, {"interval": 1}, (3,), count_the_parts_of_any_save, 2),
+        (go_on_in_the_middle_of_a_rescue, 98, FROZEN, (11,), believe_the_reports_before_a_commit, 10),
+    ],
+)
+def test_no_step_is_lost_in_a_rare_history(trouble, seed, changes, committed, shortcut, instead, monkeypatch):
+    drawn = {**SCRIPTED, **changes}
+    assert play(seed, trouble=trouble, **drawn).committed == committed
+    shortcut(monkeypatch)
+    what = f"step {committed[-1]} was held to the end, and step {instead} is committed"
+    with pytest.raises(Violation, match=what):
+        play(seed, trouble=trouble, **drawn)

@@ -54,6 +54,10 @@ class Fibers:
         """Let nothing that belongs to the owner run for so long."""
         self._frozen[owner] = self.now + seconds
 
+    def is_frozen(self, owner):
+        """Return whether nothing that belongs to the owner runs now."""
+        return self._thaws_at(owner) > self.now
+
     def sleep(self, seconds):
         """Wait, in the current fiber."""
         self._push(self.current, seconds)
@@ -79,9 +83,7 @@ class Fibers:
                 break
             if fiber.is_over or fiber.turn != turn:
                 continue
-            thaws_at = max(
-                (at for owner, at in self._frozen.items() if fiber.owner[: len(owner)] == owner), default=0
-            )
+            thaws_at = self._thaws_at(fiber.owner)
             if thaws_at > moment:
                 heapq.heappush(self._queue, (thaws_at, next(self._count), fiber, turn))
                 continue
@@ -96,6 +98,9 @@ class Fibers:
                 self.current = fiber
                 fiber.greenlet.parent = greenlet.getcurrent()
                 fiber.greenlet.throw()
+
+    def _thaws_at(self, owner):
+        return max((at for each, at in self._frozen.items() if owner[: len(each)] == each), default=0)
 
     def _resume(self, fiber):
         fiber.turn += 1

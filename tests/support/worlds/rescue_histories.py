@@ -1,8 +1,9 @@
 """Histories of one rescue by seed: real agents' membership, rescue and store, simulated machines and ranks.
 
-Ranks make steps together as DDP has them: none begins an optimizer's step before all have come to its all-reduce.
-Each bears in what it saves who it is, which boundary it really holds, and for which attempt: so what is committed
-shows whether it was mixed. ``play`` raises ``Violation`` where a rescue breaks its promise.
+Ranks make steps together as DDP has them: none begins an optimizer's step before all have been in its all-reduce
+at once, so one that dies, fails or stands still before the last has come lets none go on. Each bears in what it
+saves who it is, which boundary it really holds, and for which attempt: so what is committed shows whether it was
+mixed. ``play`` raises ``Violation`` where a rescue breaks its promise.
 """
 
 import io
@@ -97,9 +98,17 @@ class Result:
     num_generations: int
 
 
-def play(seed):
-    """Run one history to its end and check it; return what it came to."""
+def play(seed, *, trouble=None, **changes):
+    """Run one history to its end and check it; return what it came to.
+
+    ``trouble(history)`` happens in the place of what the seed would let happen, and ``changes`` replace what it
+    has drawn.
+    """
     history = History(random.Random(seed))
+    for name, value in changes.items():
+        setattr(history, name, value)
+    if trouble is not None:
+        history.trouble = lambda: trouble(history)
     try:
         with history.patched():
             history.run()
@@ -310,12 +319,25 @@ class SimRank:
             raise ProcessEnds
 
     def _reduce(self):
-        """Wait until all ranks are here, or fail, or hang for good."""
+        """Wait until all ranks are here at once, or fail, or hang for good."""
         history = self.history
-        arrived = history.arrived[self.boundary]
-        arrived.add(self.rank)
+        history.arrived[self.boundary].add(self.rank)
         history.changed.notify_all()
-        while len(arrived) < history.world_size:
+        try:
+            self._wait_for_sum()
+        except ProcessEnds:
+            history.leave_reduction(self)
+            raise
+        deaths = history.num_deaths
+        history.fibers.sleep(history.rng.uniform(0, history.reduce_seconds))
+        if history.num_deaths > deaths and history.rng.random() < 0.5:
+            if history.hangs:
+                history.never.wait()
+            raise ProcessEnds
+
+    def _wait_for_sum(self):
+        history = self.history
+        while not history.is_summed(self.boundary):
             if history.num_deaths and not history.hangs:
                 self._pause(history.rng.uniform(0.07, 1.8))
                 raise ProcessEnds
@@ -325,12 +347,6 @@ class SimRank:
                 raise ProcessEnds
             else:
                 history.changed.wait(1.0)
-        deaths = history.num_deaths
-        history.fibers.sleep(history.rng.uniform(0, history.reduce_seconds))
-        if history.num_deaths > deaths and history.rng.random() < 0.5:
-            if history.hangs:
-                history.never.wait()
-            raise ProcessEnds
 
     def _save_at_interval(self):
         history = self.history
@@ -664,6 +680,7 @@ class History:
             }
         )
         self.arrived = defaultdict(set)
+        self.summed = set()
         self.changed = self.fibers.threading.Condition()
         self.never = self.fibers.threading.Event()
         self.num_deaths = 0
@@ -713,9 +730,22 @@ class History:
     def step_of(self, boundary):
         return boundary - (boundary // (self.epoch + 1) if self.epoch else 0)
 
-    def note_death(self, _rank):
+    def note_death(self, rank):
         self.num_deaths += 1
+        self.leave_reduction(rank)
         self.changed.notify_all()
+
+    def is_summed(self, boundary):
+        """Tell whether all ranks have been in the reduction at once: a sum needs each of them to the end."""
+        is_here = len(self.arrived[boundary]) == self.world_size
+        if is_here and not any(self.fibers.is_frozen(rank.owner) for rank in self.ranks):
+            self.summed.add(boundary)
+        return boundary in self.summed
+
+    def leave_reduction(self, rank):
+        """Without the rank there is no sum any more, unless there is one."""
+        if rank.boundary not in self.summed:
+            self.arrived[rank.boundary].discard(rank.rank)
 
     # --- the run ------------------------------------------------------------------------------------
 
@@ -754,15 +784,19 @@ class History:
         journal.append(records.generation(1, ranks=range(self.num_nodes)), 2)
         for node in self.nodes:
             node.start()
-        self.fibers.start(self._trouble, ("trouble",))
+        self.fibers.start(self.trouble, ("trouble",))
         self.fibers.run(until=LIMIT_SECONDS, is_done=self._is_done)
 
     def _is_done(self):
         return all(node.is_dead or node.is_done for node in self.nodes)
 
-    def _trouble(self):
+    def trouble(self):
+        """Let a rank or a machine fail, and more go wrong thereafter."""
         rng, fibers = self.rng, self.fibers
         fibers.sleep(rng.uniform(2, 12 * self.step_seconds + 4))
+        if self.more.random() < 0.5:
+            self.await_sum()
+            fibers.sleep(self.more.uniform(0, self.reduce_seconds))
         decisive = rng.choice(
             [self._kill_rank, self._kill_node, self._kill_node, self._fail_rank, self._freeze_long]
         )
@@ -775,6 +809,11 @@ class History:
                     self._restart_agent, self._restart_agent, self._restart_agent, self._supersede,
                 ]
             )()  # fmt: skip
+
+    def await_sum(self):
+        """Wait until the next sum is under way, which some finish and others do not if a rank dies in it."""
+        num_before = len(self.summed)
+        self.changed.wait_for(lambda: len(self.summed) > num_before, 60.0)
 
     def _kill_rank(self):
         rank = self.rng.choice(self.ranks)
@@ -791,16 +830,20 @@ class History:
         self.rng.choice(self.nodes).kill()
 
     def _freeze_long(self):
-        self._stop_node(self.rng.uniform(25, 80))
+        self._stop_one(self.rng.uniform(25, 80))
 
     def _freeze(self):
-        self._stop_node(self.rng.uniform(2, 40))
+        self._stop_one(self.rng.uniform(2, 40))
 
-    def _stop_node(self, seconds):
-        node = self.rng.choice(self.nodes)
+    def _stop_one(self, seconds):
+        self.stop_node(self.rng.choice(self.nodes), seconds)
+
+    def stop_node(self, node, seconds):
+        """Let the machine stand still for so long."""
         node.is_steady = False
         self.trouble_seconds += seconds
         self.fibers.freeze((node.name,), seconds)
+        self.fibers.start(self.changed.notify_all, ("thaw",), delay=seconds)
 
     def _cut(self):
         node, seconds = self.rng.choice(self.nodes), self.rng.uniform(2, 50)
@@ -867,13 +910,16 @@ class History:
     def _check_order(self, order):
         """The newest boundary counts that was said in time and of which each part has a saver."""
         name = self.fibers.current.owner[0]
-        said = self._said(order.attempt, self._looked.get(name, 0.0), name)
+        by_now = self._said(order.attempt, math.inf, name)
+        # A member that has ended its rescue meanwhile, as after a newer generation, has released its ranks.
+        said = [
+            each for each in self._said(order.attempt, self._looked.get(name, 0.0), name) if each in by_now
+        ]
         best = max(
             (one for one in {each.boundary for each in said} if self._is_held(said, one)), default=None
         )
         if best is not None and order.boundary < best:
             self.violate(f"boundary {best} was held, and boundary {order.boundary} is saved")
-        by_now = self._said(order.attempt, math.inf, name)
         if not self._is_held([each for each in by_now if each.rank in order.ranks], order.boundary):
             self.violate(f"the savers {order.ranks} do not hold every part of boundary {order.boundary}")
         for rank, keeper in order.keepers:
@@ -994,7 +1040,7 @@ class History:
             if boundary < 0 or self.step_of(boundary) != commit.step or step != commit.step:
                 raise Violation(f"step {commit.step} is said to be boundary {boundary}")
             if commit.rescue is not None:
-                order = self.orders[number - agents_rescue.ROUND]
+                order = next(each for each in self.orders.values() if each.save.round == number)
                 savers = tuple(part.rank for part in manifest.parts)
                 if (order.boundary, order.ranks) != (boundary, savers):
                     raise Violation(f"{order} was carried out by {savers} at boundary {boundary}")

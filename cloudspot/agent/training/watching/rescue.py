@@ -24,8 +24,6 @@ TORCHRUN_SECONDS = 15.0
 """The other ranks of this node save within this time after one has ended: torchrun kills them after 30 s."""
 MIN_SECONDS = 5.0
 """The minimum time allowed for a save, even if less was trained since the newest checkpoint."""
-ROUND = 900_000
-"""The round number before the first attempt's; other saves have their rounds' smaller numbers."""
 POLL_SECONDS = 0.05
 
 
@@ -197,7 +195,9 @@ class Rescue:
                 return False
             state = self._votes.state_of(order)
             have_saved = all(said is not None and said.attempt == order.attempt for said in answers.values())
-            if state == "committed" and not have_saved and self._have_moved_on(order, allowance):
+            if state == "committed" and (
+                self._votes.hold_newer(order) or (not have_saved and self._have_moved_on(order, allowance))
+            ):
                 self._given_up = order.attempt
                 return False
             if state == "committed":
@@ -230,7 +230,7 @@ class Rescue:
         return SaveOrder(
             RESCUE,
             order.boundary,
-            ROUND + order.attempt,
+            order.save.round,
             avoid=lost,
             rescue=rescue,
             keepers=dict(order.keepers),
