@@ -156,7 +156,7 @@ class TestFunctionCompute(DriverInventoryTests, FunctionHostTests):
         with self.account(tmp_path) as (_, host):
             small = dataclasses.replace(functionhost.LIMITS, max_unpacked_bytes=10)
             monkeypatch.setattr(functionhost, "LIMITS", small)
-            with pytest.raises(SpecError, match="unpacked; Function Compute takes"):
+            with pytest.raises(SpecError, match="unpacked; Function Compute accepts"):
                 host.plan(self.function())
 
 

@@ -147,7 +147,7 @@ class TestLambda(FunctionHostTests):
         with self.account(tmp_path) as (_, host):
             small = dataclasses.replace(functionhost.LIMITS, max_unpacked_bytes=10)
             monkeypatch.setattr(functionhost, "LIMITS", small)
-            with pytest.raises(SpecError, match="unpacked; AWS Lambda takes"):
+            with pytest.raises(SpecError, match="unpacked; AWS Lambda accepts"):
                 host.plan(self.function())
 
 
