@@ -65,7 +65,7 @@ MAX_BACKOFF_SECONDS = 30.0
 PRICE_SECONDS = 600.0
 """The time after which the provider is asked again for the prices of running launches."""
 SUMMARY_SECONDS = 15.0
-"""The least time between two writes of the summary; its last version is always written."""
+"""The minimum time between two writes of the summary; its last version is always written."""
 SUMMARY_REFRESH_SECONDS = 20.0
 """An unchanged summary is written again after this long, so that its time shows ``ps`` that the job is
 driven.
@@ -109,7 +109,7 @@ class Tick:
             and self.instances is not None
             and not self.problems
             and all(one.state is InstanceState.ENDED for one in self.instances)
-            # One more tick has to read, count and copy the certificates that were just written.
+            # Another tick must read, count and copy the certificates that were just written.
             and not any(isinstance(action, Certify) for action in self.actions)
         )
 

@@ -77,7 +77,7 @@ def find_symlink(root: Path, name: str) -> Path | None:
 
 
 class SymlinkError(OSError):
-    """There was a symlink instead of a directory or file; it is not followed."""
+    """There was a symlink where a directory or file was expected; it is not followed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.ELOOP, f"{path} is a symlink, which is not followed")

@@ -74,7 +74,7 @@ class SdkErrors(ABC):
         A subclass distinguishes three cases. If the service answered with an error, return
         ``self.refusal(error, what, codes)``, which calls ``code_of``, ``status_of`` and ``message_of``.
         If there are no credentials, or the SDK rejects them, return an AuthError that names their source.
-        If there was no answer (no connection, a time limit, an incomplete body), return a TransientError with
+        If there was no answer (no connection, a timeout, an incomplete body), return a TransientError with
         ``self.innermost(error)``.
         """
 

@@ -79,7 +79,9 @@ class Courier(Worker):
         self._begun: dict[tuple[int, ...], parts.Upload] = {}
         """The uploads that this agent has begun and not finished, by the seals' numbers."""
         self._served: frozenset[str] = frozenset()
-        """The hand-offs of ended generations without seals; they are skipped, as there may be hundreds."""
+        """Hand-offs of ended generations that have no seals; they are skipped, as there may be hundreds of
+        them.
+        """
         self._wake = threading.Event()
         self._busy = threading.Lock()
         """Held during an upload."""

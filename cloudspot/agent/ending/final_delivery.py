@@ -33,7 +33,7 @@ PASS_SHARE = 0.3
 """The share of the remaining time, up to ``PASS_SECONDS``, for which the last log lines wait for a pass."""
 KEEP_BACK_SECONDS = 1.0
 KEEP_BACK_SHARE = 0.15
-"""The share of a notice, up to ``KEEP_BACK_SECONDS``, left for the last lines and the exit record."""
+"""The part of a notice, up to ``KEEP_BACK_SECONDS``, that is kept for the last lines and the exit record."""
 
 
 class FinalDelivery:

@@ -31,7 +31,8 @@ on-demand price: 0.9731 of 3.06 USD per hour."""
 OVERHEAD_SECONDS = 300.0
 MADE_UP_TICK_HOURS = 0.05
 LONGEST = 10.0
-"""Without a deadline, a run may take this many times as long as the job, if the traces are long enough."""
+"""Without a deadline, a run may take up to this many times as long as the job, if the traces are long enough.
+"""
 MANY_VALUES = ("--trace", "--learn-from", "--policy")
 
 

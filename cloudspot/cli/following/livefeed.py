@@ -16,7 +16,7 @@ from cloudspot.model import Instance, LogRecord
 from cloudspot.story.series import Curve, MetricSeries
 
 LATE_SECONDS = 60.0
-"""How long a node may still deliver log lines after it was first seen to be over."""
+"""How long a node may still deliver log lines after it was first seen to have ended."""
 LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 MAX_POINTS = 500
 """The maximum number of points of a metric that are kept between two resumes: more than a terminal has

@@ -20,8 +20,8 @@ DEFAULT_START_SECONDS = 300.0
 DEFAULT_RESTART_SECONDS = 60.0
 """The time from the agreement on a generation until all its nodes train, until one has been measured."""
 MIN_INTERVALS, MAX_INTERVALS = 3, 100
-"""The least number of intervals between commits from which a pace is computed, and the most (the newest ones)
-that are used. With fewer intervals, the pace is that of the newest heartbeat.
+"""The minimum number of commit intervals from which a pace is computed, and the maximum number used (the
+newest). With fewer intervals, the pace is that of the newest heartbeat.
 """
 UNKNOWN_LENGTH_SHARE = 0.75
 """The share of its deadline that a job of unknown length is assumed to need."""

@@ -202,7 +202,7 @@ def commit_whole(
     is_of_the_end: bool = False,
     known: MutableMapping[str, Part] | None = None,
 ) -> Commit | None:
-    """Commit the checkpoint if one of its saves is complete; return the same commit as ``try_commit``.
+    """Commit the checkpoint if one of its saves is complete; return the commit as ``try_commit`` does.
 
     The newest save is tried first; a drain's save, if there is one, is the newest. ``is_of_the_end`` states
     that one of the saves was made at the end of the loop.

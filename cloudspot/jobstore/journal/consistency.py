@@ -29,10 +29,11 @@ from cloudspot.jobstore.layout.records import (
 class JournalOrder:
     """Checks that each record is a valid successor of the records before it.
 
-    Launches, generations and resumptions are numbered from 1, and only a resumption follows an end. A
-    generation has only nodes of launches since the newest resumption, has no node that an earlier generation
-    left out, and resumes from a commit. Only the newest generation commits, and each commit may follow the
-    head. Once a machine is kept for inspection, no launch and no generation follows until the job is resumed.
+    Launches, generations and resumptions are numbered from 1; after the job's end, only a resumption may
+    follow. A generation has only nodes of launches since the newest resumption, has no node that an earlier
+    generation left out, and resumes from a commit. Only the newest generation commits, and each commit may
+    follow the head. Once a machine is kept for inspection, no launch and no generation follows until the job
+    is resumed.
     """
 
     def __init__(self, job_id: str) -> None:

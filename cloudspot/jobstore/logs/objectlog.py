@@ -37,7 +37,7 @@ class _Segment(NamedTuple):
 
     @property
     def most(self) -> int:
-        """An upper bound for the numbers of the segment's lines."""
+        """An upper bound on the line numbers of the segment."""
         return self.first + self.size // _LEAST_LINE_BYTES
 
 

@@ -54,7 +54,7 @@ def claim_seat(
     if slot.instance_id == identity.instance_id:
         return identity
     if slot.instance_id is None:
-        return None  # a controller has given this machine up
+        return None  # a controller has given up on this machine
     for rank in range(num_seats()):
         if claim_slot(store, job_id, launch, rank, identity).instance_id == identity.instance_id:
             return msgspec.structs.replace(identity, rank=rank)

@@ -237,7 +237,7 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
     for stream in streams:
         os.close(stream)
     if pid > 0:
-        for number in fork_client.FORWARDED:  # at a machine's shutdown, the program gets these signals too
+        for number in fork_client.FORWARDED:  # at a machine's shutdown, the program also gets these signals
             signal.signal(number, signal.SIG_IGN)
         if handoff.HANDOFF in program.environment:  # recorded before the program begins
             process_keeper.record(records, process_keeper.WATCHER)

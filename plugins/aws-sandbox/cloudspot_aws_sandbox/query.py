@@ -22,7 +22,7 @@ _SCOPE = re.compile(r"Credential=([^/,\s]+)/\d{8}/([a-z0-9-]+)/([a-z0-9-]+)/aws4
 
 
 class ApiError(Exception):
-    """A response that is an error, with the real API's wording."""
+    """An error response, worded as by the real API."""
 
     def __init__(self, code: str, message: str, *, status: int = 400) -> None:
         super().__init__(f"{code}: {message}")

@@ -20,7 +20,7 @@ from cloudspot_gcp_sandbox.apierror import ApiError
 
 MAX_NAME_BYTES = 1024
 IN_MEMORY_BYTES = 1 << 20
-"""Larger contents are stored in files if the buckets have a directory."""
+"""Larger objects are stored in files if the buckets have a directory."""
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]")
 _ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
 _CONDITIONS = {

@@ -238,7 +238,7 @@ def _refusal(status: int, data: bytes) -> Refusal:
 def _tell(
     method: str, path: str, body: Any, query: Mapping[str, str] | None, answer: Any, seconds: float
 ) -> None:
-    """Report a response, without a body if that is not JSON, as for a pod's log."""
+    """Report a response, omitting its body if that is not JSON, as for a pod's log."""
     try:
         said = json.loads(answer.data)
     except UNREADABLE:
