@@ -245,7 +245,7 @@ class PeerHeartbeats(Worker):
         return seat in self._deadlines
 
     def notice_deadline(self, seats: Collection[Seat]) -> float | None:
-        """Return the earliest deadline of the nodes with a notice (monotonic time, an upper bound), or None."""
+        """Return the earliest deadline of the nodes with a notice (monotonic, an upper bound), or None."""
         deadlines = dict(self._deadlines)
         return min((deadlines[seat] for seat in seats if seat in deadlines), default=None)
 
