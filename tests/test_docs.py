@@ -390,7 +390,7 @@ def rights_granted(path):
 
 
 def test_each_right_of_each_policy_is_explained_and_no_other():
-    section = SECURITY.partition("## Rights")[2].partition("\n## ")[0]
+    section = SECURITY.partition("## Permissions")[2].partition("\n## ")[0]
     right = r"`([a-z0-9]+:[A-Z]\w+|(?:compute|logging|storage)\.\w+\.\w+)`"
     yours, others = (set(re.findall(right, part)) for part in section.split("For the machines"))
     plugins = ROOT / "plugins"

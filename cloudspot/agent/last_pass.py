@@ -1,7 +1,7 @@
 """Drive the job once more when a node ends, so that new machines are bought even if no driver runs.
 
 After a notice and again after it has left, the node runs ``cloudspot reconcile`` for its job in a separate
-process. It also does this once at its start, so that a missing right is known before the right is needed. The
+process. It also does this once at its start, so that a missing permission is known before the right is needed. The
 node needs the rights of a driver; the job file declares them with ``nodes.drive``.
 """
 
@@ -98,5 +98,5 @@ class LastPass:
             _log.info("driving: %s", line)
         if process.returncode == AuthError.exit_code:
             self._is_able = False
-            why = lines[-1] if lines else "a right is missing"
-            _log.error("nodes.drive: this node lacks the rights of a driver and stops driving: %s", why)
+            why = lines[-1] if lines else "a permission is missing"
+            _log.error("nodes.drive: this node lacks the permissions of a driver and stops driving: %s", why)

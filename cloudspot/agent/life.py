@@ -114,7 +114,7 @@ class Life:
         No user code runs unless the seat belongs to this machine.
 
         Raises:
-            AuthError: a right is missing; the exit record states which, if it could be written.
+            AuthError: a permission is missing; the exit record states which, if it could be written.
         """
         context = self.context
         node, identity = context.node, context.job.identity
@@ -319,7 +319,7 @@ class Life:
         )
 
     def _leave_denied(self, error: AuthError) -> None:
-        """Leave because a right is missing; if the job has never trained, other machines would lack it too.
+        """Leave because a permission is missing; if the job has never trained, other machines would lack it too.
 
         A node that has trained first tries to deliver its files. Any other node only reports the reason.
         """

@@ -308,7 +308,7 @@ class Bucket(ABC):
         try:
             return CheckResult(name=name, ok=True, detail=self.ask("list", "", ask))
         except AuthError:
-            return CheckResult(name=name, ok=True, is_known=False, detail="the right to ask is missing")
+            return CheckResult(name=name, ok=True, is_known=False, detail="the permission to ask is missing")
         except CloudspotError as error:
             return CheckResult(name=name, ok=False, detail=str(error))
 

@@ -93,7 +93,7 @@ def test_without_the_right_it_says_so_once(bench, program, caplog):
     assert len(calls(bench)) == 1
     told = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert told == [
-        "nodes.drive: this node lacks the rights of a driver and stops driving: not allowed to launch"
+        "nodes.drive: this node lacks the permissions of a driver and stops driving: not allowed to launch"
     ]
 
 

@@ -99,7 +99,7 @@ def test_without_the_rights_the_node_says_so_once_and_the_job_waits(user: User) 
     seen = look_on(user, "asleep", preparation="nothing", drive=True, reclaims=RECLAIMS[:1], timeout=90)
     assert seen["show"]["state"] not in ENDED
     assert seen["machines"] == 1
-    assert seen["log"].count("this node lacks the rights of a driver and stops driving") == 1
+    assert seen["log"].count("this node lacks the permissions of a driver and stops driving") == 1
 
 
 @pytest.mark.parametrize("cloud", RUNNING_CLOUDS)

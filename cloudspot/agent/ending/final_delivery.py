@@ -82,7 +82,7 @@ class FinalDelivery:
         )
         if leaving.outcome == "succeeded":
             leaving = self._without_loss(leaving, uploaded=uploaded, synced=synced)
-        # The last lines must include the pass's output about the job and about a missing right.
+        # The last lines must include the pass's output about the job and about a missing permission.
         now = time.monotonic()
         left = context.orders.deadline(otherwise=now + LAST_WORD_SECONDS) - now
         self._end_pass(min(PASS_SECONDS, PASS_SHARE * max(0.0, left)))

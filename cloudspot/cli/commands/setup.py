@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="WHO",
     help="Who may submit jobs from then on, such as user/ada, group/ml or role/trainer. Repeatable. Nobody "
-    "else gets rights; you get them only if you name yourself.",
+    "else gets permissions; you get them only if you name yourself.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be made, and make nothing.")
 @click.option(

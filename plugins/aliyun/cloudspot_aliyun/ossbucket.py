@@ -46,7 +46,7 @@ from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.osspayload import compare
 
 FALLBACK_REGION: Final = "cn-hangzhou"
-"""The region to ask for a bucket when none is configured; the refusal names the right one."""
+"""The region to ask for a bucket when none is configured; the refusal names the permission one."""
 MAX_CONNECTIONS: Final = 32
 WRITER: Final = "x-oss-meta-cloudspot-writer"
 """The header that names an object's writer."""

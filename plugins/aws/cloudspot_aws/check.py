@@ -103,7 +103,7 @@ def principal_of(arn: str) -> str:
 
 def _profile(clients: AwsClients, options: AwsOptions) -> str:
     is_seen = check_profile(clients, options)
-    doubt = "" if is_seen else " (not checked: the right iam:GetInstanceProfile is missing)"
+    doubt = "" if is_seen else " (not checked: the permission iam:GetInstanceProfile is missing)"
     return options.instance_profile + doubt
 
 
@@ -226,7 +226,7 @@ def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:
             client = clients.client("service-quotas")
             answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
     except AuthError as error:
-        raise NotKnown("the right servicequotas:GetServiceQuota is missing") from error
+        raise NotKnown("the permission servicequotas:GetServiceQuota is missing") from error
     num_vcpus = int(number(answer["Quota"]["Value"], most=MAX_TALLY) or 0)
     if num_vcpus < type_.cpus:
         raise CloudspotError(

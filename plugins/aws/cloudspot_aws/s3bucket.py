@@ -41,7 +41,7 @@ from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.s3reads import S3Reads, verify
 
 FALLBACK_REGION = "us-east-1"
-"""The region to ask for a bucket when none is configured; the response names the right one."""
+"""The region to ask for a bucket when none is configured; the response names the permission one."""
 WRITER = "cloudspot-writer"
 """The metadata key that names an object's writer."""
 

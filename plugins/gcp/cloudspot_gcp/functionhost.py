@@ -116,7 +116,7 @@ class CloudRunHost(FunctionHost):
             LIMITS.size_of(function),
             f"Cloud Scheduler: {rate_of(minutes)}; Eventarc: when a spot machine is preempted, in any region",
             f"service account {email} with the plugin's role-driver.json, and {bucket}'s objects",
-            *(("once a day `cloudspot reap`, with the rights for it",) if function.reaps else ()),
+            *(("once a day `cloudspot reap`, with the permissions for it",) if function.reaps else ()),
             f"about {usd:.2f} USD a month at {PASS_SECONDS:g} s a pass, and the store's requests",
         )
 

@@ -204,7 +204,7 @@ class GcsBucket(Bucket):
             with self.asking("ask for", "the bucket's settings") as client:
                 client.reload(retry=None, timeout=TIMEOUT)
         except AuthError:
-            why = f"the right to ask is missing ({self.rights['ask for']})"
+            why = f"the permission to ask is missing ({self.rights['ask for']})"
             return (CheckResult(name="bucket settings", ok=True, is_known=False, detail=why),)
         except CloudspotError as error:
             return (CheckResult(name="bucket settings", ok=False, detail=str(error)),)

@@ -252,9 +252,9 @@ def test_an_image_that_was_finished_when_somebody_gave_up_is_kept(bench):
 def test_an_error_on_the_way_leaves_nothing(bench, call):
     bench.ready("m-1")
     bench.host.outcomes = [(READY, 10_000)]
-    bench.host.fails[call] = AuthError("a right is missing")
+    bench.host.fails[call] = AuthError("a permission is missing")
     baking = bench.run()
-    assert (baking.made, str(baking.failure), bench.host.saved) == (None, "a right is missing", [])
+    assert (baking.made, str(baking.failure), bench.host.saved) == (None, "a permission is missing", [])
 
 
 def test_an_answer_that_is_lost_and_an_outage_are_waited_out_and_told_once(bench, capsys):

@@ -195,8 +195,8 @@ def test_a_bucket_with_a_job_is_not_removed_and_nothing_else_is(account):
 @pytest.mark.parametrize(
     ("whom", "said"),
     [
-        ("root", "cloudspot never gives rights to a root account"),
-        (f"acs:ram::{ACCOUNT_ID}:root", "cloudspot never gives rights to a root account"),
+        ("root", "cloudspot never gives permissions to a root account"),
+        (f"acs:ram::{ACCOUNT_ID}:root", "cloudspot never gives permissions to a root account"),
         ("acs:ram::99:user/ada", f"not in account {ACCOUNT_ID}"),
         ("ada", "write user/NAME, group/NAME or role/NAME"),
         ("user/bob", f"account {ACCOUNT_ID} has no such user"),

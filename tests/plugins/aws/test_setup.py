@@ -291,8 +291,8 @@ def test_with_subnets_of_ones_own_no_network_is_made(account):
 @pytest.mark.parametrize(
     ("whom", "said"),
     [
-        ("root", "cloudspot never gives rights to a root account"),
-        (f"arn:aws:iam::{ACCOUNT}:root", "cloudspot never gives rights to a root account"),
+        ("root", "cloudspot never gives permissions to a root account"),
+        (f"arn:aws:iam::{ACCOUNT}:root", "cloudspot never gives permissions to a root account"),
         ("arn:aws:iam::999999999999:user/ada", f"not in account {ACCOUNT}"),
         ("ada", "write user/NAME, group/NAME, role/NAME, or its ARN"),
         ("user/bob", f"account {ACCOUNT} has no such user"),

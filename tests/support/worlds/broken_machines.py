@@ -188,7 +188,7 @@ class CallsAQuotaNoRoom(MemoryProvisioner):
 
 @breaks("each_refusal_of_a_launch_says_what_to_do_next_and_leaves_nothing[denied]")
 class CallsADenialTransient(MemoryProvisioner):
-    """a missing right is tried again for ever"""
+    """a missing permission is tried again for ever"""
 
     def created(self, request, *, token):
         try:
@@ -293,7 +293,7 @@ class ListsNothingWhenUnwell(MemoryProvisioner):
 
 @breaks("a_listing_that_fails_tells_nothing[denied]")
 class CallsAForbiddenListingTransient(MemoryProvisioner):
-    """a missing right to list is tried again for ever"""
+    """a missing permission to list is tried again for ever"""
 
     def listed(self, *, job_id=None):
         try:

@@ -139,7 +139,7 @@ class PutsInSilence(MemoryBucketStore):
 
 @breaks(*failing(*CALLS, faults=["denied"]), f"{LATER}[denied]")
 class CallsADenialTransient(MemoryBucketStore):
-    """a missing right to an object is tried again for ever"""
+    """a missing permission to an object is tried again for ever"""
 
     def translated(self, code, key):
         return super().translated("unwell" if code == "denied" else code, key)
@@ -610,7 +610,7 @@ class DropsWhatItTriedOnce(ObjectStoreLogSink):
 
 @breaks(f"{SAYS_SO}[denied]")
 class TriesForEver(ObjectStoreLogSink):
-    """a missing right to write is an outage"""
+    """a missing permission to write is an outage"""
 
     def write(self, records):
         try:

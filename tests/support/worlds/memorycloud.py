@@ -30,7 +30,7 @@ from cloudspot.testing.machine import Machine, OtherEvent
 ERRORS = {
     Fault.UNWELL: TransientError("the memory cloud is unwell: try again"),
     Fault.THROTTLED: TransientError("the memory cloud throttles the requests: try again"),
-    Fault.DENIED: AuthError("the memory cloud: a right is missing"),
+    Fault.DENIED: AuthError("the memory cloud: a permission is missing"),
     Fault.QUOTA: QuotaError("the memory cloud: the limit of machines is reached"),
     Fault.REFUSED: ProvisionError("the memory cloud: there is no such image"),
 }

@@ -327,7 +327,7 @@ def _explained(name: str, spec: DataSpec) -> Iterator[None]:
     try:
         yield
     except AuthError as error:
-        raise _InputError(failed(f"{error}; grant the machines' role the right to read it")) from error
+        raise _InputError(failed(f"{error}; grant the machines' role the permission to read it")) from error
     except PluginError as error:
         raise _InputError(failed(f"{error} (on this machine's image)")) from error
     except SymlinkError as error:

@@ -101,11 +101,11 @@ def _shutdown(seen: Seen) -> Answer | None:
 def _policies(seen: Seen) -> Answer | None:
     lines = denials(seen)
     if lines:
-        return otherwise("a right is missing", *lines)
+        return otherwise("a permission is missing", *lines)
     if not seen.passed("launch"):
         return None
     number = len(seen.exchanges)
-    return expected("no request was refused for want of a right", f"{number} requests were recorded")
+    return expected("no request was refused because a permission was missing", f"{number} requests were recorded")
 
 
 def _metadata_tags(seen: Seen) -> Answer | None:

@@ -104,7 +104,7 @@ def _self_delete(seen: Seen) -> Answer | None:
 def _template_right(seen: Seen) -> Answer | None:
     refused = [one for one in seen.calls(BULK, "launch") if one.code == "forbidden"]
     if refused:
-        return otherwise("a launch lacks a right", f"bulkInsert: {refused[0].status} {refused[0].code}")
+        return otherwise("a launch lacks a permission", f"bulkInsert: {refused[0].status} {refused[0].code}")
     return expected("it does not", "bulkInsert: not refused") if seen.passed("launch") else None
 
 

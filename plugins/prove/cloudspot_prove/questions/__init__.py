@@ -13,7 +13,7 @@ from cloudspot.decoding import convert
 from cloudspot.jobfile.toml import read_toml
 
 STEPS: Final[Mapping[str, str]] = {
-    "check": "providers check: rights, bucket, image, quotas",
+    "check": "providers check: permissions, bucket, image, quotas",
     "price": "plan: what is sold, where, and for how much",
     "launch": "run: a machine boots, trains, delivers its log and ends itself",
     "resume": "stop and resume: a checkpoint is committed, and another machine takes it up",

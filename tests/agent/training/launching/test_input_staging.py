@@ -121,7 +121,7 @@ def test_what_cannot_be_read_in_place_fails_before_the_training_starts(bench, mo
     bench.life("", run={"setup": "sleep 60"}, data={"images": spec}).run()
     record = bench.exit_record()
     assert (record.outcome, record.generation) == ("failed", 0)
-    said = "grant the machines' role the right to read it" if is_denied else "it contains no objects"
+    said = "grant the machines' role the permission to read it" if is_denied else "it contains no objects"
     assert record.detail.startswith("data.images: memory://data/images/: ")
     assert record.detail.endswith(said)
 
@@ -237,7 +237,7 @@ def test_a_node_that_stages_something_else_than_another_says_so(bench, data):
         ("missing", r"data\.images: memory://data/images/: it contains no objects"),
         (
             "denied",
-            r"data\.images: memory://data/images/: access denied.*; grant the machines' role the right to read it",
+            r"data\.images: memory://data/images/: access denied.*; grant the machines' role the permission to read it",
         ),
         ("out", r"data\.images: memory://data/images/: all attempts have failed for 0 s: out"),
         (

@@ -171,8 +171,8 @@ def test_check_tells_the_bucket_its_versions_and_what_stays_and_is_billed(oss, b
     assert found["bucket lifecycle"].detail == "unfinished uploads are removed"
     oss.faults.denied.update({"oss:GetBucketLifecycle", "oss:GetBucketInfo"})
     found = {each.name: each for each in plaincalls.check(quick(bucket))}
-    assert found["bucket lifecycle"].detail == "the right to ask is missing"
-    assert found["bucket versioning"].detail == "the right to ask is missing"
+    assert found["bucket lifecycle"].detail == "the permission to ask is missing"
+    assert found["bucket versioning"].detail == "the permission to ask is missing"
     oss.faults.denied.add("oss:ListObjects")
     (only,) = plaincalls.check(quick(bucket))
     assert not only.ok

@@ -155,7 +155,7 @@ def test_a_quota_that_is_too_small_names_its_code(cloud):
 def test_a_quota_that_may_not_be_read_is_no_fault(cloud):
     cloud.faults.denied = {"servicequotas:GetServiceQuota"}
     found = lines(cloud.provider(instance_types=("m5.large",)))
-    assert found["quota, spot"].detail == "the right servicequotas:GetServiceQuota is missing"
+    assert found["quota, spot"].detail == "the permission servicequotas:GetServiceQuota is missing"
 
 
 def test_without_accepted_credentials_nothing_else_is_tried(cloud):

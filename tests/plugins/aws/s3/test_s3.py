@@ -206,7 +206,7 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(aws, s3, bucket):
     assert plaincalls.check(store)[2].detail == "unfinished uploads are removed"
     aws.faults.denied.update({"s3:GetBucketVersioning", "s3:GetLifecycleConfiguration"})
     found = plaincalls.check(store)[1:]
-    assert [(one.is_known, one.detail) for one in found] == [(False, "the right to ask is missing")] * 2
+    assert [(one.is_known, one.detail) for one in found] == [(False, "the permission to ask is missing")] * 2
 
 
 # --- reads, which botocore's client has no part in ---------------------------------------------------------

@@ -391,7 +391,7 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(gcp, bucket):
     assert not found["bucket retention"].ok
     gcp.faults.denied.add("storage.buckets.get")
     assert [(one.is_known, one.detail) for one in plaincalls.check(store)[1:]] == [
-        (False, "the right to ask is missing (storage.buckets.get)")
+        (False, "the permission to ask is missing (storage.buckets.get)")
     ]
 
 
