@@ -6,7 +6,9 @@ for suspicion, which may be wrong: how a real one comes to it has tests and hist
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
@@ -14,7 +16,7 @@ from typing import TypeVar
 from support.worlds.simcloud import NOTICE_SECONDS, Machine, SimCloud
 from support.worlds.simulation import Violation, World
 
-from cloudspot.agent.ending.keeping import GUARD_SECONDS
+from cloudspot.agent.ending.keeping import GUARD_SECONDS, TRY_SECONDS
 from cloudspot.agent.membership import peers
 from cloudspot.agent.membership.peers import (
     Adopt,
@@ -302,7 +304,8 @@ class SimNode:
         history = HistoryReader(self._inner, self._job_id).read()
         is_asked = job_file_of(history.submission).limits.keep_failed is not None
         if outcome == "broken" and is_asked:
-            yield from self._claim()
+            with suppress(TransientError):  # then it is not kept
+                yield from self._claim()
         waits = outcome == "failed" and is_asked and not self.machine.has_notice
         num_known = len(self.journal.known)
         yield from self._say(outcome, waits=waits)
@@ -319,15 +322,16 @@ class SimNode:
             yield from self._stay()
 
     def _claim(self) -> Doing[None]:
+        over = self.world.time + TRY_SECONDS
         until = self.world.time + (0.0 if self.is_first_failed else 20.0)
         while not self.machine.has_notice:
-            known = yield from self._persist(self.journal.read)
+            known = yield from self._persist(self.journal.read, until=over)
             if self._find_kept(known) is not None or why_over(known, self.seat.launch) is not None:
                 return
             if self.world.time < until:
                 yield 2.0
                 continue
-            history = yield from self._persist(HistoryReader(self._store, self._job_id).read)
+            history = yield from self._persist(HistoryReader(self._store, self._job_id).read, until=over)
             spec, now = job_file_of(history.submission), self.world.now()
             record = inspection.keep(spec, history, self.seat, detail="broken", exit_code=1, now=now)
             if record is None:
@@ -335,7 +339,7 @@ class SimNode:
             # From before the record is written, which may take long.
             kept_until = self.world.time + (record.until - record.at).total_seconds()
             number = history.num_records + 1
-            if (yield from self._persist(lambda: self.journal.append(record, number))):  # noqa: B023
+            if (yield from self._persist(lambda: self.journal.append(record, number), until=over)):  # noqa: B023
                 self._keep(kept_until)
                 return
 
@@ -734,12 +738,14 @@ class SimNode:
             return False
         return True
 
-    def _persist(self, call: Callable[[], Result]) -> Doing[Result]:
-        """Call until the answer is known, as an agent does."""
+    def _persist(self, call: Callable[[], Result], *, until: float = math.inf) -> Doing[Result]:
+        """Call until the answer is known, or this time has come, as an agent does."""
         while True:
             try:
                 return call()
             except TransientError:
+                if self.world.time >= until:
+                    raise
                 yield self.world.rng.uniform(1, 5)
 
 
