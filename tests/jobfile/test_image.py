@@ -1,4 +1,4 @@
-"""What an image's name means, and which log-in it is pulled with."""
+"""What an image's name means, and which login it is pulled with."""
 
 import json
 from importlib import resources

@@ -1,4 +1,4 @@
-"""Log-ins for the Enterprise Edition of Container Registry, Alibaba Cloud's registry of container images.
+"""Logins for the Enterprise Edition of Container Registry, Alibaba Cloud's registry of container images.
 
 Sources: Container Registry's API of 2018-12-01, ListInstance and GetAuthorizationToken, and its terms,
 "Addresses of container images" (checked 2026-11). A password lasts an hour, or as long as a role's key.
@@ -19,7 +19,7 @@ _HOST: Final = re.compile(r"([a-z0-9][a-z0-9-]*)-registry(?:-vpc)?\.([a-z0-9-]+)
 
 
 def registry_login(clients: AliyunClients, registry: str) -> RegistryLogin | None:
-    """Return a new log-in for one of the account's instances of the Enterprise Edition; see Provider."""
+    """Return a new login for one of the account's instances of the Enterprise Edition; see Provider."""
     match = _HOST.fullmatch(registry)
     if match is None:
         return None

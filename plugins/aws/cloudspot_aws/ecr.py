@@ -1,4 +1,4 @@
-"""Log-ins for ECR, AWS's registry of container images.
+"""Logins for ECR, AWS's registry of container images.
 
 Source: ECR API reference, GetAuthorizationToken, and user guide, "Private registry authentication" (checked
 2026-11): a token serves all registries of a region that the caller may pull from, for 12 hours.
@@ -18,7 +18,7 @@ _HOST: Final = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\
 
 
 def registry_login(clients: AwsClients, registry: str) -> RegistryLogin | None:
-    """Return a new log-in for a private registry of ECR; see Provider."""
+    """Return a new login for a private registry of ECR; see Provider."""
     match = _HOST.fullmatch(registry)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Log-ins for Artifact Registry, Google's registry of container images, and for its old host names.
+"""Logins for Artifact Registry, Google's registry of container images, and for its old host names.
 
 Source: Artifact Registry, "Configure authentication to Artifact Registry for Docker", access token (checked
 2026-11).
@@ -19,7 +19,7 @@ _HOST: Final = re.compile(r"[a-z0-9-]+-docker\.pkg\.dev|(?:[a-z0-9-]+\.)?gcr\.io
 
 
 def registry_login(clients: GcpClients, registry: str) -> RegistryLogin | None:
-    """Return a new log-in for one of Google's registries; see Provider."""
+    """Return a new login for one of Google's registries; see Provider."""
     if _HOST.fullmatch(registry) is None:
         return None
     credentials = clients.credentials()

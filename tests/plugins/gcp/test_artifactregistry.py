@@ -1,4 +1,4 @@
-"""Log-ins for Google's registries: which get one, with whose token."""
+"""Logins for Google's registries: which get one, with whose token."""
 
 import pytest
 

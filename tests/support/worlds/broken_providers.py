@@ -158,7 +158,7 @@ class HasAStrangeStore(Broken):
 
 @breaks("no_log_in_is_given_to_a_registry_of_others")
 class LogsInAnywhere(Broken):
-    """any registry gets the cloud's log-in"""
+    """any registry gets the cloud's login"""
 
     capabilities = frozenset({Capability.PREEMPT, Capability.REGISTRY})
 

@@ -70,7 +70,7 @@ def start_runtime(context: NodeContext, runtime: Runtime, check: Callable[[], No
     """Start the runtime for the job's programs.
 
     Raises:
-        AuthError: a registry rejects the log-in, which would fail on any machine.
+        AuthError: a registry rejects the login, which would fail on any machine.
         LeavingError: the node was ordered to leave, or the runtime cannot start.
     """
 

@@ -45,11 +45,11 @@ NUM_PULLS = 4
 PULL_WAIT_SECONDS = 5.0
 """The wait before the second pull; it doubles with each further pull."""
 _PRIVATE = "engine-"
-"""The prefix of directories that contain a log-in or variables for an engine."""
+"""The prefix of directories that contain a login or variables for an engine."""
 _REFUSED = re.compile(
     r"unauthorized|authentication required|no basic auth|(?<!permission )denied", re.IGNORECASE
 )
-"""The errors of registries that require a different log-in, as engines report them."""
+"""The errors of registries that require a different login, as engines report them."""
 SAID_BYTES = 64 << 10
 """The number of bytes that are read at the end of an engine's error output."""
 LOOK_SECONDS = 0.1
@@ -92,7 +92,7 @@ _ANSWERS = (0, 9, 126, 127)
 def runtime_of(
     node: Node, spec: JobSpec, find_login: Callable[[str], RegistryLogin | None] = lambda _: None
 ) -> Runtime:
-    """Return the job's runtime on the node; ``find_login`` returns the log-in for a registry's host."""
+    """Return the job's runtime on the node; ``find_login`` returns the login for a registry's host."""
     run = spec.run
     if run.image is None:
         return Runtime(node, run.python or node.train_python)
@@ -286,7 +286,7 @@ class Container(Runtime):
             _log.info("pulling %s", self._shown)
             login, fault = None, None
             try:
-                login = self._find_login(registry)  # again, because the log-in may have expired
+                login = self._find_login(registry)  # again, because the login may have expired
             except CloudspotError as error:
                 fault = error
             with (
@@ -324,9 +324,9 @@ class Container(Runtime):
 
     @contextmanager
     def _pull_words(self, registry: str, login: RegistryLogin | None) -> Iterator[list[str]]:
-        """Provide the first words of the pull command, with the log-in or, without one, the engine's own.
+        """Provide the first words of the pull command, with the login or, without one, the engine's own.
 
-        The log-in is in a separate file in memory, because an image of the machine's disk must not contain
+        The login is in a separate file in memory, because an image of the machine's disk must not contain
         it.
         """
         if login is None:
@@ -395,7 +395,7 @@ def _pause(seconds: float, check: Callable[[], None]) -> None:
 
 
 def _home() -> str:
-    """Return the user's home, where engines keep images and log-ins; on a local machine, HOME differs."""
+    """Return the user's home, where engines keep images and logins; on a local machine, HOME differs."""
     return pwd.getpwuid(os.getuid()).pw_dir
 
 

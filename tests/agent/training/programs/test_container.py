@@ -304,12 +304,12 @@ def test_an_engine_gets_the_log_in_in_a_private_file_that_is_gone_afterwards(pul
 
     again = f"[ -e {tmp_path}/again ] || {{ touch {tmp_path}/again; echo unavailable >&2; exit 1; }}"
     pulls(name, again, find_login)
-    assert asked == ["registry.example.com"] * 2, "the first log-in may have expired"
+    assert asked == ["registry.example.com"] * 2, "the first login may have expired"
     auths = [base64.b64encode(f"{USER}:hush-{number}".encode()).decode() for number in (1, 2)]
     each = '600\n700\n{{"auths": {{"registry.example.com": {{"auth": "{}"}}}}}}\n'
     assert (tmp_path / "files").read_text() == "".join(map(each.format, auths))
     said = (tmp_path / "said").read_text() + caplog.text
-    # Docker takes the engine that is in use from the configuration which the log-in's takes the place of.
+    # Docker takes the engine that is in use from the configuration which the login's takes the place of.
     assert ("--host unix:///run/mine.sock" in said) == (name == "docker")
     assert not any(secret in said for secret in ("hush", *auths))
 

@@ -1,4 +1,4 @@
-"""Log-ins for Container Registry: which registries get one, and what is told of a refusal."""
+"""Logins for Container Registry: which registries get one, and what is told of a refusal."""
 
 import pytest
 from aliyunsdkcore.acs_exception.exceptions import ServerException

@@ -1,4 +1,4 @@
-"""Log-ins for ECR: which registries get one, and what is told of a right that is missing."""
+"""Logins for ECR: which registries get one, and what is told of a right that is missing."""
 
 import pytest
 
