@@ -335,7 +335,7 @@ class SetupPart(Guarded, ABC):
     cost: str
     """Its cost per month, in words: ``no charge``."""
     rights: tuple[str, ...]
-    """The rights that the part grants, one line each, with the reason; empty if it grants none."""
+    """The permissions that the part grants, one line each, with the reason; empty if it grants none."""
     commands: tuple[str, ...]
     """Commands of the provider's own command-line tool that do the same as ``make``, for a POSIX shell."""
     is_store: bool
@@ -386,8 +386,7 @@ class AccountSetup(Guarded, ABC):
     def parts(self, request: SetupRequest) -> Sequence[SetupPart]:
         """Return the parts that the account needs, in the order in which they can be created; create nothing.
 
-        Raises:
-            SpecError: the request names something that does not exist or must not be given rights.
+        Raises: SpecError: the request names something that does not exist or must not be given permissions.
         """
 
     @abstractmethod

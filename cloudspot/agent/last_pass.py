@@ -1,8 +1,8 @@
 """Drive the job once more when a node ends, so that new machines are bought even if no driver runs.
 
 After a notice and again after it has left, the node runs ``cloudspot reconcile`` for its job in a separate
-process. It also does this once at its start, so that a missing permission is known before the right is needed. The
-node needs the rights of a driver; the job file declares them with ``nodes.drive``.
+process. It also does this once at its start, so that a missing permission is known before the permission is
+needed. The node needs the permissions of a driver; the job file declares them with ``nodes.drive``.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 TRACKED_SECONDS = 5.0
 """How long a checkpoint's upload waits for the trackers' files."""
 DENIED_LOG_SECONDS = 10.0
-"""How long a node that lacks a right, and has not trained, tries to deliver its log lines."""
+"""How long a node that lacks a permission, and has not trained, tries to deliver its log lines."""
 
 
 class Life:
@@ -319,7 +319,7 @@ class Life:
         )
 
     def _leave_denied(self, error: AuthError) -> None:
-        """Leave because a permission is missing; if the job has never trained, other machines would lack it too.
+        """Leave for lack of a permission; if the job has never trained, other machines would lack it too.
 
         A node that has trained first tries to deliver its files. Any other node only reports the reason.
         """

@@ -72,7 +72,7 @@ def main() -> int:
             return 1
         except (AuthError, PluginError) as error:
             # The next agent of this machine would fail too. Without a provider, this agent does not know the
-            # machine's identity, and without rights it cannot write a record: it can only write to the
+            # machine's identity, and without permissions it cannot write a record: it can only write to the
             # console.
             _log.error("%s", error)
             sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")

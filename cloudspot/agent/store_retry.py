@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 FIRST_WAIT_SECONDS = 0.25
 MAX_WAIT_SECONDS = 15.0
 DENIED_SECONDS = 120.0
-"""How long a right may be missing, because a new right may take some time to become effective."""
+"""How long a permission may be missing, because a new permission may take some time to become effective."""
 
 
 def retry_until(

@@ -118,8 +118,8 @@ class AliyunAccountSetup(AccountSetup):
         """Return the principal that ``whom`` names; raise SpecError if no policy can be attached to it."""
         if whom == "root" or whom.endswith(":root"):
             raise SpecError(
-                f"--grant-to {whom}: cloudspot never gives permissions to a root account; name a user, group or "
-                "role"
+                f"--grant-to {whom}: cloudspot never gives permissions to a root account; name a user, group "
+                "or role"
             )
         match = _PRINCIPAL.fullmatch(whom)
         if match is None:

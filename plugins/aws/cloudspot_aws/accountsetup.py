@@ -156,8 +156,8 @@ class AwsAccountSetup(AccountSetup):
             return self._principal(f"role/{assumed[1]}")
         if whom == "root" or whom.endswith(":root"):
             raise SpecError(
-                f"--grant-to {whom}: cloudspot never gives permissions to a root account; name a user, group or "
-                "role"
+                f"--grant-to {whom}: cloudspot never gives permissions to a root account; name a user, group "
+                "or role"
             )
         match = _PRINCIPAL.fullmatch(whom)
         if match is None:

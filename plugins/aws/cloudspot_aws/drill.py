@@ -1,7 +1,8 @@
 """Drills on EC2: AWS's Fault Injection Service (FIS) interrupts a spot machine as a real reclaim would.
 
-Source: a template of AWS's own (github.com/awslabs/ec2-spot-workshops, workshops/fis; checked 2026-11)
-for the action, its parameter, its target and the role's rights. The statement that an experiment outlives its
+Source: a template of AWS's own (github.com/awslabs/ec2-spot-workshops, workshops/fis; checked 2026-11) for
+    the action, its parameter, its target and the role's permissions. The statement that an experiment
+    outlives its
 template is from memory of the FIS user guide. This drill has not yet run on the real service.
 """
 
