@@ -25,7 +25,7 @@ def pass_by(rng):
 
 
 @pytest.mark.costly
-@few_or_many(10, 120)
+@few_or_many(10, 300, portion=73)
 def test_no_machine_that_is_kept_outlives_its_time_or_is_ended_before_or_is_unbilled(seeds):
     results = [play(seed, **KEPT) for seed in seeds]
     assert sum(one.num_kept for one in results) > len(results) / 4
@@ -33,14 +33,14 @@ def test_no_machine_that_is_kept_outlives_its_time_or_is_ended_before_or_is_unbi
 
 
 @pytest.mark.full
-@few_or_many(20, 80)
+@few_or_many(20, 150, portion=65)
 def test_so_it_is_where_drivers_only_pass(seeds):
     results = [play(seed, drivers=pass_by, **KEPT) for seed in seeds]
     assert sum(one.num_kept for one in results) > len(results) / 4
 
 
 @pytest.mark.full
-@few_or_many(20, 80)
+@few_or_many(20, 150, portion=65)
 def test_people_who_resume_the_job_start_nothing_beside_one(seeds):
     results = [play(seed, resumes=True, nodes=(1, 1), **KEPT) for seed in seeds]
     assert sum(one.num_kept for one in results) > len(results) / 4
@@ -48,7 +48,7 @@ def test_people_who_resume_the_job_start_nothing_beside_one(seeds):
 
 
 @pytest.mark.full
-@few_or_many(20, 80)
+@few_or_many(20, 150, portion=65)
 def test_the_limit_on_cost_holds_for_them_too(seeds):
     results = [play(seed, max_cost=0.4, **KEPT) for seed in seeds]
     assert sum(one.num_kept for one in results) > len(results) / 10
@@ -59,7 +59,7 @@ SOAK_HISTORIES = int(os.environ.get("CLOUDSPOT_SOAK_HISTORIES", "100000")) // 10
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("first", range(120, max(121, SOAK_HISTORIES), 1000))
+@pytest.mark.parametrize("first", range(300, max(301, SOAK_HISTORIES), 1000))
 def test_very_many_histories_keep_them_for_their_time_alone(first):
     for seed in range(first, min(first + 1000, SOAK_HISTORIES)):
         play(seed, **KEPT)

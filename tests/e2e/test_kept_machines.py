@@ -93,6 +93,9 @@ def test_commands_run_on_it_until_it_is_stopped_and_the_job_has_failed_all_the_w
     log = user.cloudspot("logs", "wrong", "--source", "agent").stdout
     assert "this machine is kept for inspection" in log
     assert "runs a command on this node: sh -c" in log
+    # The driver may end the machine before the agent's last line arrives; then the driver says it.
+    over = ("this machine is not kept any longer: stop requested: user", "node 1.0 is not kept any longer")
+    assert over[0] in log or over[1] in user.output(run)
     # Now it goes on as any job that has failed.
     user.cloudspot(
         "resume", "wrong", "--set", 'run.env.TINY_FAIL_AT="999999"', "--set", "limits.keep_failed='1s'"
@@ -195,6 +198,7 @@ while not ((shown := show())["kept"] and shown["state"] == "failed"):
     time.sleep(1)
 said = subprocess.run([*command, "exec", "wrong", "--", "ls"], capture_output=True, text=True)
 spent = shown["cost"]["spent"]
+time.sleep(20)
 end = time.monotonic() + 120  # a cloud bills the first minute whole
 while not (dearer := show()["cost"]["spent"] > spent) and time.monotonic() < end:
     time.sleep(5)
@@ -226,4 +230,4 @@ def test_in_an_emulated_cloud_too(user: User, cloud: str, tmp_path: Path) -> Non
     assert told["dearer"], told
     assert told["kept"]["ended"] is not None
     assert told["running"] == 0
-    assert told["purposes"]["kept"]["seconds"] > 5
+    assert told["purposes"]["kept"]["seconds"] > 15

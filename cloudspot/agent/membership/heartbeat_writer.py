@@ -55,8 +55,8 @@ class HeartbeatWriter(Worker):
         self._told: object = None
         """The content of the last beat that is needed by the peers."""
         self._tells_end = False
-        self._invalid: tuple[str, ...] = ()
-        """The fields that the last beat left out, because no reader would accept their values."""
+        self._fault = ""
+        """The values of the last beat that no reader would accept; empty if there were none."""
 
     def stop(self) -> None:
         """End the thread after its current beat."""
@@ -123,11 +123,17 @@ class HeartbeatWriter(Worker):
             agent=context.agent if context.job.spec.run.exec else "",
             at=context.now(),
         )
-        beat, invalid = codec.without_invalid(beat, HEARTBEAT_DIAGNOSTICS)
-        if invalid != self._invalid:
-            self._invalid = invalid
-            if invalid:
-                _log.warning("the heartbeat lacks values that are out of bounds: %s", ", ".join(invalid))
+        try:
+            beat, invalid = codec.without_invalid(beat, HEARTBEAT_DIAGNOSTICS)
+            fault = (
+                "the heartbeat lacks values that are out of bounds: " + ", ".join(invalid) if invalid else ""
+            )
+        except CorruptData as error:  # it is written all the same: that it changes is a sign of life
+            fault = f"no reader accepts the heartbeat: {error}"
+        if fault != self._fault:
+            self._fault = fault
+            if fault:
+                _log.warning("%s", fault)
         told = beat.state, beat.generation, beat.failed, beat.survivors, beat.likeness, beat.idle is None
         if told != self._told:
             self._told, num_changes = told, num_changes + 1

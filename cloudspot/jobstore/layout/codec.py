@@ -57,13 +57,15 @@ def without_invalid(
     """Return the record as its readers accept it, and the names of the fields that it lacks for that.
 
     ``emptied`` has the fields that may be left out, and the values that stand for nothing. One wrong figure
-    must not make the whole record unreadable. If another field is wrong, nothing is left out.
+    must not make the whole record unreadable.
+
+    Raises:
+        CorruptData: another field is wrong, so no reader would accept the record.
     """
     if _is_readable(record):
         return record, ()
     best = replace(record, **emptied)
-    if not _is_readable(best):
-        return record, ()
+    decode(encode(best), type(record))
     wrong = []
     for name in emptied:
         fuller = replace(best, **{name: getattr(record, name)})

@@ -241,3 +241,16 @@ def test_a_figure_that_no_reader_accepts_is_left_out_and_the_rest_is_read(bench,
     life.context.status.stall_seconds = 0.2
     life.heartbeat.beat()
     assert codec.decode(bench.store.get(key), Heartbeat, key=key).stall_seconds == 0.2
+
+
+def test_a_heartbeat_that_no_reader_accepts_is_reported_and_still_a_sign_of_life(bench, caplog):
+    life = bench.life()
+    life.context.status.generation = -1
+    key = keys.heartbeat(JOB, 1, 0)
+    sizes = []
+    for _ in range(2):
+        life.heartbeat.beat()
+        sizes.append(len(bench.store.get(key)))
+    assert sizes[0] != sizes[1]
+    (said,) = [one for one in caplog.messages if "no reader accepts the heartbeat" in one]
+    assert "generation" in said

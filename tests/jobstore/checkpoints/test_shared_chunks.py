@@ -607,7 +607,7 @@ def play(seed, checkpoints, *, compresses=False):
 
 @pytest.mark.costly
 @pytest.mark.parametrize("compresses", [False, True])
-@few_or_many(12, 160)
+@few_or_many(12, 400, portion=97)
 def test_in_random_histories_no_checkpoint_that_counts_lacks_a_chunk_and_nothing_is_left(
     seeds, compresses, checkpoints
 ):
