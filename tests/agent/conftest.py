@@ -20,6 +20,7 @@ from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
+from cloudspot.agent.training.launching.input_staging import InputStaging
 from cloudspot.host.boot_clock import this_boot
 from cloudspot.interfaces import PreemptionSource, Provider
 from cloudspot.jobfile.spec import spec_from_json
@@ -326,9 +327,20 @@ def bench(tmp_path, monkeypatch):
         started.append(process)
         begin(process, *args, **options)
 
+    staging = []
+    start_staging = InputStaging.start
+
+    def note_staging(worker):
+        staging.append(worker)
+        start_staging(worker)
+
     monkeypatch.setattr(subprocess.Popen, "__init__", note)
+    monkeypatch.setattr(InputStaging, "start", note_staging)
     yield made
     made._is_over.set()
+    for worker in staging:  # a late input may still be on its way
+        worker._stopped.set()
+        worker._join(10.0)
     for membership in made.memberships:
         membership.stop()
     for life in made.lives:

@@ -136,7 +136,7 @@ time.sleep(3600)
 """
     )
     life, thread = start(script, checkpoint={**TABLE, "complete_file": "done"})
-    reclaim(life, 6.0)
+    reclaim(life, 15.0)
     end(thread)
     assert (bench.exit_record().outcome, bench.commits()) == ("drained", (bench.id(1, 107),))
     assert (

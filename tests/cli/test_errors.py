@@ -309,7 +309,7 @@ CASES = [
     Case(
         "a name that is taken",
         "run --name digits-7k3f",
-        "job 'digits-7k3f' exists in {store}; choose another name (this store: CLOUDSPOT_STORE)",
+        "job 'digits-7k3f' already exists in {store}; choose another name (this store: CLOUDSPOT_STORE)",
         jobs=("digits-7k3f",),
     ),
     Case(

@@ -30,6 +30,13 @@ def kept(user: User, name: str = "wrong") -> dict[str, Any] | None:
     return shown if found is not None and found["is_kept"] and shown["state"] == "failed" else None
 
 
+def listed_as_kept(user: User) -> dict[str, Any] | None:
+    """Return what ``ps --json`` tells of the only job once it tells of its kept machine."""
+    listed: dict[str, Any]
+    (listed,) = json.loads(user.cloudspot("ps", "--json").stdout)
+    return listed if listed["kept"] else None
+
+
 def fail(user: User, seconds: str, *args: str) -> dict[str, Any]:
     """Start a job that fails for good, and return what ``show --json`` tells once its machine is kept."""
     user.start_tiny("wrong", *args, sets=[FAILS, f'limits.keep_failed="{seconds}"'])
@@ -58,7 +65,8 @@ def test_commands_run_on_it_until_it_is_stopped_and_the_job_has_failed_all_the_w
     assert [one["state"] for one in shown["nodes"]] == ["kept"]
     assert any("node 1.0 is kept for inspection until" in one for one in shown["warnings"])
     assert "cloudspot shell wrong" in user.cloudspot("show", "wrong").stdout.replace("\n", " ")
-    (listed,) = json.loads(user.cloudspot("ps", "--json").stdout)
+    # The list shows an unfinished job as its driver last summarised it.
+    listed = wait_for("its place in the list", lambda: listed_as_kept(user))
     assert (listed["state"], listed["kept"]["node"]) == ("failed", "1.0")
     # The attached command tells of it at once, and stays.
     run = user._started[0]
@@ -94,8 +102,9 @@ def test_commands_run_on_it_until_it_is_stopped_and_the_job_has_failed_all_the_w
     assert "this machine is kept for inspection" in log
     assert "runs a command on this node: sh -c" in log
     # The driver may end the machine before the agent's last line arrives; then the driver says it.
-    over = ("this machine is not kept any longer: stop requested: user", "node 1.0 is not kept any longer")
-    assert over[0] in log or over[1] in user.output(run)
+    by_agent = "this machine is not kept any longer: stop requested: user"
+    by_driver = "stop requested (user): the machine of node 1.0, which is kept for inspection, ends"
+    assert by_agent in log or by_driver in user.output(run)
     # Now it goes on as any job that has failed.
     user.cloudspot(
         "resume", "wrong", "--set", 'run.env.TINY_FAIL_AT="999999"', "--set", "limits.keep_failed='1s'"
