@@ -33,6 +33,8 @@ class Tracked:
     def __init__(self, user: User, *, epochs: int, ranks: str = "0", sets: tuple[str, ...] = ()) -> None:
         self.user = user
         self.server = f"sqlite:///{user.home}/mlflow.db"
+        # Two ranks that create the tables of a new database at the same time fail, as without cloudspot.
+        mlflow.MlflowClient(tracking_uri=self.server).search_experiments()
         words = [
             f'run.env.MLFLOW_TRACKING_URI="{self.server}"',
             f'run.env.TRACKED_EPOCHS="{epochs}"',
@@ -50,6 +52,7 @@ class Tracked:
             time.sleep(1.0)  # whoever looks all the time takes the processor from the job
             if not (self.user.home / "store" / "jobs" / "tracked" / "journal").exists():
                 return False
+            assert self.run.poll() in {None, 0}, self.user.output(self.run)[-6000:]
             history = self.user.history("tracked")
             if len(history.generations) < number:
                 return False
