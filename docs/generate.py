@@ -461,7 +461,7 @@ FIGURES = (
     (drain_schedule, "STOP_GUARD_SECONDS"),
     (notice_pipe, "STOP_SECONDS"),
     (final_delivery, "UPLOAD_SECONDS"),
-    (final_delivery, "LAST_WORD_SECONDS"),
+    (final_delivery, "EXIT_RECORD_SECONDS"),
     (main_of_agent, "START_SECONDS"),
     (store_retry, "DENIED_SECONDS"),
     (cloudprovider, "NEW_ROLE_SECONDS"),

@@ -257,7 +257,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The launcher, or its default for an entrypoint or a command."""
         return self.launcher or ("torchrun" if self.command is None else "none")
 
-    def words(self, python: str) -> tuple[str, ...]:
+    def command_line(self, python: str) -> tuple[str, ...]:
         """Return the command line of one training process; ``python`` runs the entrypoint, if any."""
         if self.command is not None:
             return (*self.command, *self.args)

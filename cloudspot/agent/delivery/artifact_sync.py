@@ -203,7 +203,7 @@ class ArtifactSync(Worker):
             plan = outputs.plan(self._room, self._is_sent)
         except OSError as error:
             raise TransientError(f"the outputs cannot be listed now: {error}") from error
-        self._delete(outputs, plan.in_the_way)
+        self._delete(outputs, plan.conflicting)
         known, num_failures = {*outputs.stored}, len(failures)
         outputs.stored |= self._send(keys.output, plan.files, until, failures)
         new = {name: size for name, size in outputs.stored.items() if name not in known}

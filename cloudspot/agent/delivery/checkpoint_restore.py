@@ -344,7 +344,7 @@ def on_demand_here(context: NodeContext, checkpoint: CheckpointId) -> Restored |
     manifest = manifests.read_manifest(context.store, context.node.job_id, checkpoint)
     for place in (context.node.restore_in_memory, context.node.restore):
         if fetching.is_restored(place, manifest):
-            is_late = fetching.comes_on_demand(place)
+            is_late = fetching.is_fetched_on_demand(place)
             return Restored(checkpoint, directory=place, on_demand=manifest) if is_late else None
     return None
 
