@@ -97,7 +97,7 @@ class Life:
             prepare=self.events.update,
             outputs=outputs if job.spec.run.outputs != () else None,
             is_leaving=is_leaving,
-            gives_way=lambda: context.status.transfer is not None,
+            must_yield=lambda: context.status.transfer is not None,
         )
         self.courier = Courier(context, before_upload=self._deliver_tracked)
         source = provider.preemption_source()

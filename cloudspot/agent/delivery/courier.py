@@ -354,7 +354,7 @@ class Courier(Worker):
                     partial(parts.lend_view, data),
                     sharing=self._sent.sharing(save, name.rank),
                     progress=progress,
-                    gives_way=(lambda: False) if is_last else partial(self._yields_to_last_save, name),
+                    must_yield=(lambda: False) if is_last else partial(self._yields_to_last_save, name),
                     in_background=not is_last,
                 )
             self._sent.note(part)

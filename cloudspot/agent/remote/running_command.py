@@ -109,7 +109,7 @@ class RunningCommand:
         status = None if why else self._status
         with suppress(ChannelEnded):
             if status is None:
-                self._channel.leave(Frame(Kind.SAID, why.encode()), Frame(Kind.CLOSE))
+                self._channel.leave(Frame(Kind.MESSAGE, why.encode()), Frame(Kind.CLOSE))
             else:
                 self._channel.send(Frame(Kind.STATUS, str(status).encode()))
         self._await_reader(CLOSE_SECONDS if why else math.inf)

@@ -48,7 +48,7 @@ def check_name(name: str) -> None:
             "them, such as acme-2"
         )
     taken = {*registry.provider_names(), *registry.store_schemes(), *registry.sandbox_names()}
-    if name in taken or registry.comes_with_cloudspot(name):
+    if name in taken or registry.has_extra(name):
         raise SpecError(f'NAME: "{name}" is taken by another plugin; choose another name')
     if find_spec(package_of(name)) is not None:
         raise SpecError(f"NAME: a package named {package_of(name)} is already installed; choose another name")

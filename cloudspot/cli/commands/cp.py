@@ -59,7 +59,7 @@ def cp(source: str, target: str, node: Seat | None, max_requests: int, store_url
             )
         except ChannelEnded as error:
             raise CloudspotError(
-                f"the copy was interrupted: {process.said or error}; repeat the command to continue"
+                f"the copy was interrupted: {process.message or error}; repeat the command to continue"
             ) from None
         finally:
             process.close()

@@ -18,7 +18,7 @@ from cloudspot.hookspecs import SANDBOX_VARIABLE
 from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import cost_text
 from cloudspot.jobstore.checkpoints.fetching import verify
-from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_stands
+from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_exists
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.journal.lineage import head
 from cloudspot.jobstore.layout.records import CheckpointId
@@ -47,7 +47,7 @@ def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict
 def _is_whole(job: Job, checkpoint: CheckpointId, *, verify_chunks: bool) -> bool | None:
     """Return whether the checkpoint is complete, or None if it was not checked or has since been deleted."""
     try:
-        with while_it_stands(job.store, job.id, checkpoint):
+        with while_it_exists(job.store, job.id, checkpoint):
             manifest = read_manifest(job.store, job.id, checkpoint)
             if not verify_chunks:
                 return None

@@ -302,7 +302,7 @@ class _ObjectCopier:
     def _copy_object(self, one: CopiedObject) -> None:
         if one.key in self._standing:
             try:
-                self._compare(one, self._standing[one.key], _Told(one, self._tell))
+                self._compare(one, self._standing[one.key], _ObjectProgress(one, self._add_progress))
             except _Differs:
                 if not one.is_artifact:
                     raise
@@ -314,12 +314,12 @@ class _ObjectCopier:
             data = b"".join(self._blocks(one))
             if create(self._target, one.key, data) is not None:
                 raise self._differs(one)
-            self._tell(len(data))
+            self._add_progress(len(data))
         else:
             self._stream(one)
 
     def _stream(self, one: CopiedObject) -> None:
-        told = _Told(one, self._tell)
+        progress = _ObjectProgress(one, self._add_progress)
         num_tries = 0
 
         def attempt() -> None:
@@ -328,20 +328,20 @@ class _ObjectCopier:
             # An earlier attempt may have succeeded although its answer was lost.
             meta = find_meta(self._target, one.key) if num_tries > 1 else None
             if meta is not None:
-                self._compare(one, meta.size, told)
+                self._compare(one, meta.size, progress)
                 return
             try:
                 with self._target.open_upload(one.key, if_absent=True) as upload:
                     for start, block in _with_offsets(self._blocks(one)):
                         upload.write(block)
-                        told.reached(start + len(block))
+                        progress.reached(start + len(block))
                     upload.commit()
             except ObjectExists as error:
                 raise TransientError(f"{self._target.url}: it is unknown who wrote {one.key}") from error
 
         retry(attempt, waits=WAITS, sleep=self._target.sleep)
 
-    def _compare(self, one: CopiedObject, size: int, told: _Told) -> None:
+    def _compare(self, one: CopiedObject, size: int, progress: _ObjectProgress) -> None:
         """Compare an existing object with its known checksum or, without one, with the source."""
         # Versions of zstd compress the same bytes differently; a chunk's checksum covers the raw bytes.
         if size != one.size and not (one.chunk is not None and one.chunk.is_compressed):
@@ -350,14 +350,14 @@ class _ObjectCopier:
             for start, block in _with_offsets(self._blocks(one)):
                 if self._target.get_range(one.key, start, len(block)) != block:
                     raise self._differs(one)
-                told.reached(start + len(block))
+                progress.reached(start + len(block))
             return
         try:
             for start, block in _with_offsets(_blocks(self._target, one)):
-                told.reached(start + len(block))
+                progress.reached(start + len(block))
         except CorruptData as error:
             raise self._differs(one) from error
-        told.reached(one.size)  # the existing object may be shorter
+        progress.reached(one.size)  # the existing object may be shorter
 
     def _blocks(self, one: CopiedObject) -> Iterator[bytes]:
         """Yield the bytes of the source object; they are verified at the end."""
@@ -375,23 +375,23 @@ class _ObjectCopier:
             "overwritten. Remove the job from the target, or copy to another store"
         )
 
-    def _tell(self, num_bytes: int) -> None:
+    def _add_progress(self, num_bytes: int) -> None:
         with self._lock:
             self._progress(num_bytes)
 
 
-class _Told:
+class _ObjectProgress:
     """Reports each byte of an object once, however often the object is read."""
 
-    def __init__(self, one: CopiedObject, tell: Callable[[int], None]) -> None:
+    def __init__(self, one: CopiedObject, add: Callable[[int], None]) -> None:
         self._size = one.size
-        self._tell = tell
+        self._add_progress = add
         self._done = 0
 
     def reached(self, position: int) -> None:
         position = min(position, self._size)  # the existing object may be longer
         if position > self._done:
-            self._tell(position - self._done)
+            self._add_progress(position - self._done)
             self._done = position
 
 
@@ -471,12 +471,12 @@ def _check_not_removed(target: ObjectStore, plan: CopyPlan) -> None:
     prefix = keys.removals_prefix(key)
     for meta in target.list_page(prefix, limit=1).objects:
         by = meta.key.removeprefix(prefix)
-        who, again = f"the removal of job {by!r}", "repeat it"
+        remover, again = f"the removal of job {by!r}", "repeat it"
         if by.startswith(keys.REAPER):
-            who, again = "`cloudspot reap`", "run it again an hour later"
+            remover, again = "`cloudspot reap`", "run it again an hour later"
         raise CloudspotError(
-            f"{target.url}: {who} might delete {key}, which job {plan.submission.job_id!r} needs; wait "
-            f"until {who} has ended, or {again} if it was interrupted"
+            f"{target.url}: {remover} might delete {key}, which job {plan.submission.job_id!r} needs; wait "
+            f"until {remover} has ended, or {again} if it was interrupted"
         )
 
 

@@ -154,7 +154,7 @@ def test_an_upload_gives_way_to_another_also_while_it_compresses(store, checkpoi
 
     monkeypatch.setattr(parts, "compress", compress)
     with pytest.raises(parts.GaveWay):
-        put(store, checkpoints, C(1, 10), DATAS[:1], gives_way=lambda: bool(is_urgent), num_threads=1)
+        put(store, checkpoints, C(1, 10), DATAS[:1], must_yield=lambda: bool(is_urgent), num_threads=1)
     assert names(store) == []
 
 
