@@ -224,11 +224,11 @@ class Guard:
         self,
         called: _Called,
         method: Callable[..., Any],
-        one: Guarded,
+        target: Guarded,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Call a method of the plugin's object ``one``."""
+        """Call a method of the plugin's object ``target``."""
         rule, buffer, request = called.rule, None, args[0] if args else None
         if rule.seconds_per_mib and args:
             seconds = rule.seconds + rule.seconds_per_mib * _num_bytes(args[-1]) / (1 << 20)
@@ -252,11 +252,11 @@ class Guard:
             found = self.run(
                 called.call_name,
                 rule,
-                lambda: self._marked(called.answer(method(one, *args, **kwargs))),
-                lambda error: isinstance(error, ValueError) and one._may_refuse(called.name, args, kwargs),  # noqa: SLF001
+                lambda: self._marked(called.answer(method(target, *args, **kwargs))),
+                lambda error: isinstance(error, ValueError) and target._may_refuse(called.name, args, kwargs),  # noqa: SLF001
             )
         finally:
-            one._note_call(called.name)  # noqa: SLF001
+            target._note_call(called.name)  # noqa: SLF001
         if get_origin(called.returns) is Iterator:
             return self._iterated(called, found)
         if buffer is not None and called.name == "get_range_into":

@@ -64,7 +64,7 @@ def files(name: str) -> Mapping[str, str]:
     values = {
         "NAME": name,
         "PACKAGE": package_of(name),
-        "CLASS": "".join(word.capitalize() for word in name.split("-")),
+        "CLASS": "".join(part.capitalize() for part in name.split("-")),
         "API_VERSION": str(hookspecs.API_VERSION),
         "VERSION": __version__,
         "YEAR": str(datetime.now(timezone.utc).year),

@@ -38,7 +38,7 @@ _PYTHON = (
 )
 
 
-def python_words(module: str) -> tuple[str, ...]:
+def python_command(module: str) -> tuple[str, ...]:
     """Return the command that runs a module of cloudspot with the job's Python on a node."""
     return ("/bin/sh", "-c", _PYTHON, module)
 
