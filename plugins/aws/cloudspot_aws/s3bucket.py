@@ -110,7 +110,7 @@ class S3Bucket(Bucket):
             # A denied HEAD names the region as well; later requests show whether the permissions suffice.
             is_somewhere = region is not None or ERRORS.status_of(error) == HTTPStatus.FORBIDDEN
             if not is_somewhere or self.kind_of(error, "list") is SpecError:
-                raise self.translated(self._in_words(client, error), "list", "") from error
+                raise self.translated(self._with_reason(client, error), "list", "") from error
         else:
             region = _bucket_region(answer)
         if region is not None:
@@ -118,13 +118,13 @@ class S3Bucket(Bucket):
         self._reads = S3Reads(client, self._clients.core, self.name)
         return client
 
-    def _in_words(self, client: Any, error: Exception) -> Exception:
+    def _with_reason(self, client: Any, error: Exception) -> Exception:
         """Return S3's own error for a 404 to a HEAD, which any server at a wrong endpoint may also return."""
         if self.kind_of(error, "list") is SpecError:
             try:
                 client.list_objects_v2(Bucket=self.name, MaxKeys=1)
-            except ERRORS.raised as said:
-                error = said
+            except ERRORS.raised as explained:
+                error = explained
         return error
 
     @property
