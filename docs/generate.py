@@ -473,9 +473,8 @@ def figures() -> str:
     """Return a table of the constants that bound how long a machine is billed."""
     rows = []
     for module, name in FIGURES:
-        where = f"`{module.__name__.removeprefix('cloudspot.').replace('.', '/')}.py`"
-        rows.append(f"| {in_words(getattr(module, name))} | {_doc_of(module, name)} | {where}, `{name}` |")
-    return "\n".join(("", "| how long | what | where |", "|---|---|---|", *rows, "", ""))
+        rows.append(f"| {in_words(getattr(module, name))} | {_doc_of(module, name)} | `{name}` |")
+    return "\n".join(("", "| how long | what | constant |", "|---|---|---|", *rows, "", ""))
 
 
 def in_words(seconds: float) -> str:
