@@ -59,7 +59,7 @@ def test_the_hooks_answer_for_their_own_cloud_alone(plugin):
     code = (
         "import cloudspot_mycloud as it\n"
         "print(it.cloudspot_provider('aws'), it.cloudspot_sandbox('aws'), it.cloudspot_object_store('s3://b'))\n"
-        "print(type(it.cloudspot_object_store('myc://b')).__name__)\n"
+        "print(type(it.cloudspot_object_store('mycloud://b')).__name__)\n"
     )
     done = run(plugin, "-c", code)
     assert (done.stdout, done.stderr) == ("None None None\nMyStore\n", "")
