@@ -21,7 +21,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import getsource
@@ -269,9 +269,19 @@ def broken_on_purpose() -> str:
     for name in ("machines", "purchases", "offers", "notices", "providers", "stores"):
         for kind in vars(import_module(f"support.worlds.broken_{name}")).values():
             if isinstance(kind, type) and "broken" in vars(kind):
-                tests = ", ".join(f"`{promise}`" for promise in vars(kind)["broken"]).replace("|", r"\|")
-                rows.append(f"| {kind.__doc__} | {tests} |")
+                rows.append(f"| {kind.__doc__} | {_with_counts(vars(kind)['broken'])} |")
     return "\n".join(("", "| what is wrong | tests that fail (`test_...`) |", "|---|---|", *rows, "", ""))
+
+
+def _with_counts(promises: Iterable[str]) -> str:
+    """Return the names of tests; a test of which several cases fail is named once, with their number."""
+    cases: dict[str, list[str]] = {}
+    for promise in promises:
+        cases.setdefault(promise.partition("[")[0], []).append(promise)
+    return ", ".join(
+        f"`{found[0]}`".replace("|", r"\|") if len(found) == 1 else f"`{name}` ({len(found)})"
+        for name, found in cases.items()
+    )
 
 
 # --- what plugins build on ----------------------------------------------------------------------
@@ -346,15 +356,19 @@ def _is_public(name: str) -> bool:
 
 def time_limits() -> str:
     """Return how long each call of a plugin may take, as a table."""
-    rows = []
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for interface, calls in CALLS.items():
         for name, rule in calls.items():
             limit = "no limit" if rule.seconds == float("inf") else in_words(rule.seconds)
             if rule.seconds_per_mib:
                 limit += f", and {in_words(rule.seconds_per_mib)} for each MiB"
             unknown = "unknown: it is called again" if rule.is_unknown else ""
-            rows.append(f"| `{interface}.{name}` | {limit} | {unknown} |")
-    head = ("", "| call | may take | what a fault leaves behind |", "|---|---|---|")
+            alike.setdefault((interface, limit, unknown), []).append(f"`{name}`")
+    rows = [
+        f"| `{interface}` | {', '.join(names)} | {limit} | {unknown} |"
+        for (interface, limit, unknown), names in alike.items()
+    ]
+    head = ("", "| interface | calls | may take | what a fault leaves behind |", "|---|---|---|---|")
     return "\n".join((*head, *rows, "", ""))
 
 
