@@ -265,11 +265,12 @@ def constant_docs(kind: type) -> list[str]:
 def broken_on_purpose() -> str:
     """Return a table of the parts of plugins that tests break, and of the kits' tests that fail then."""
     sys.path.insert(0, str(ROOT / "tests"))
-    rows = []
-    for name in ("machines", "purchases", "offers", "notices", "providers", "stores"):
-        for kind in vars(import_module(f"support.worlds.broken_{name}")).values():
-            if isinstance(kind, type) and "broken" in vars(kind):
-                rows.append(f"| {kind.__doc__} | {_with_counts(vars(kind)['broken'])} |")
+    rows = [
+        f"| {kind.__doc__} | {_with_counts(vars(kind)['broken'])} |"
+        for name in ("machines", "purchases", "offers", "notices", "providers", "stores")
+        for kind in vars(import_module(f"support.worlds.broken_{name}")).values()
+        if isinstance(kind, type) and "broken" in vars(kind)
+    ]
     return "\n".join(("", "| what is wrong | tests that fail (`test_...`) |", "|---|---|", *rows, "", ""))
 
 
@@ -443,7 +444,9 @@ def _explain(option: click.Option) -> str:
     if option.show_envvar and option.envvar:
         text += f"; or the variable `{option.envvar}`"
     if option.show_default and option.default is not None:
-        text += f"; default `{option.default}`"
+        # Click's help, too, shows the values of a repeatable option and not the tuple.
+        shown = ", ".join(option.default) if isinstance(option.default, tuple) else option.default
+        text += f"; default `{shown}`"
     return f"{text}."
 
 
