@@ -57,6 +57,11 @@ def site(user):
     return start
 
 
+def spent(user, name):
+    """Return the job's cost as ``show --json`` tells it now, as a page writes it."""
+    return f"{user.show(name)['cost']['spent']:.4f} USD"
+
+
 def until(page, condition, *, seconds=60):
     """Wait for something on the page; its policy lets nobody run a script in it, a test either."""
     for _ in range(10 * seconds):
@@ -144,7 +149,8 @@ def test_a_person_sees_a_job_live_its_reclaim_and_its_end(user, site, page, tmp_
     page.locator(".badge", has_text="stopped").wait_for(timeout=90_000)
     shown = user.show("watched")
     assert page.locator("#step").inner_text().split()[0] == str(shown["step"])
-    assert page.locator("#spent").inner_text() == f"{shown['cost']['spent']:.4f} USD"
+    # The bill grows until it is known that the machine has ended.
+    until(page, lambda: page.locator("#spent").inner_text() == spent(user, "watched"), seconds=60)
     with page.expect_download() as download:
         page.get_by_role("link", name="Download the log").click()
     text = Path(download.value.path()).read_text()
