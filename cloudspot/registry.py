@@ -75,7 +75,15 @@ TRACKER: Final = Kind(
 TASK: Final = Kind(
     "driver task", hookspecs.TASK_GROUP, "cloudspot_driver_task", together={"shared-page": "ui"}
 )
-COMMAND: Final = Kind("command", COMMAND_GROUP, "cloudspot_command")
+COMMAND: Final = Kind(
+    "command",
+    COMMAND_GROUP,
+    "cloudspot_command",
+    together={
+        **dict.fromkeys(("prove", "replay"), "prove"),
+        **dict.fromkeys(("report", "share", "tensorboard", "top", "ui", "unshare"), "ui"),
+    },
+)
 
 LISTED_SECONDS: Final = 5.0
 """How long the import of a plugin may take when all plugins are listed, so that none can block the list."""

@@ -22,6 +22,7 @@ WHEELS = "release/try_wheels.py"
 HELD_BY = {
     "cloudspot trains PyTorch models": MAIN_JOB,
     "You write one job file and one DDP script": MAIN_JOB,
+    "When the cloud gives notice": MAIN_JOB,
     "It needs no server": DRIVEN_ALONE,
     "It runs on your own computer": IN_CLOUDS,
     "The three clouds have been tested only": IN_CLOUDS,
@@ -40,6 +41,7 @@ HELD_BY = {
     "The weights are identical": "tests/e2e/test_exactness.py::test_two_nodes_of_which_one_has_a_notice_change_no_bit",
     "The jobs are kept in": "tests/local/test_provider.py::test_the_default_store_lies_beside_the_machines, tests/cli/commands/test_rm.py::test_a_job_that_is_over_goes_whole",
     "To try something harder": "tests/e2e/test_controllers.py::test_a_preempted_machine_is_replaced, tests/cli/following/test_follow.py::test_attaching_to_an_ended_job_tells_its_story_and_ends_like_it",
+    "The machines of `local` cost nothing": "tests/test_docs.py::test_what_is_generated_is_up_to_date",
     "The session restores the objects": "tests/train/test_torchrun.py::test_an_interval_save_of_two_ranks_resumes_bit_equal_after_a_kill",
     "The same script runs without cloudspot": "tests/train/test_session.py::test_without_an_agent_a_session_counts_steps_and_starts_nothing",
     "A script that writes its own checkpoint directories": "tests/e2e/test_framework_examples.py::test_a_training_that_knows_nothing_of_cloudspot_outlives_its_reclaims",

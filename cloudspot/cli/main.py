@@ -116,12 +116,16 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; if it does not exist, the error suggests the nearest name."""
+        """Find the command; if it does not exist, the error suggests the nearest name, or what to install."""
         import difflib
 
         if args and args[0] not in SHORT_HELPS and not args[0].startswith("-") and not ctx.resilient_parsing:
             known = self.list_commands(ctx)
             if args[0] not in known:
+                from cloudspot.registry import COMMAND, plugin_command
+
+                if args[0] in COMMAND.together:
+                    plugin_command(args[0], click.Command)  # says which distribution to install
                 near = [OTHER_NAMES[args[0]]] if args[0] in OTHER_NAMES else []
                 near = near or difflib.get_close_matches(args[0], known, n=1)
                 advice = f" Did you mean {near[0]!r}?" if near else ""

@@ -2,6 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 import click
 import pytest
@@ -11,6 +17,7 @@ from cloudspot import __version__
 from cloudspot.cli.main import OTHER_NAMES, SHORT_HELPS, Program, program
 from cloudspot.cli.sharedoptions import debug_option
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, JobNotFound, SpecError, TransientError
+from cloudspot.registry import COMMAND
 
 
 def run_python(code):
@@ -193,6 +200,28 @@ def test_what_other_programs_call_a_command_is_suggested_by_its_name_here(typed,
     """`launch` suggested `plan`, and `status` and `down` nothing."""
     said = CliRunner().invoke(program, [typed], prog_name="cloudspot").stderr
     assert said == (f"error: No such command {typed!r}. Did you mean {ours!r}? (see: cloudspot --help)\n")
+
+
+def test_a_command_of_a_distribution_that_is_not_installed_says_what_to_install(monkeypatch):
+    """`report` suggested `preempt`, which takes a machine away."""
+    monkeypatch.setattr("cloudspot.cli.main.from_distributions", lambda group: ())
+    monkeypatch.setattr("cloudspot.registry.from_distributions", lambda group: ())
+    result = CliRunner().invoke(program, ["report", "digits-7k3f"], prog_name="cloudspot")
+    assert result.stderr == (
+        'error: no command "report" is installed; run, in a copy of cloudspot\'s source: pip install plugins/ui\n'
+    )
+
+
+def test_it_is_known_which_distribution_brings_each_command():
+    plugins = Path(__file__).parents[2] / "plugins"
+    brought = {
+        name: path.parent.name
+        for path in plugins.glob("*/pyproject.toml")
+        for name in tomllib.loads(path.read_text())["project"]
+        .get("entry-points", {})
+        .get("cloudspot.commands", {})
+    }
+    assert COMMAND.together == brought
 
 
 def test_each_suggested_command_is_there():

@@ -39,7 +39,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[li
             user = User(tmp_path_factory.mktemp("calm"))
             calm = LoopTraining(user, "calm", LOOP=loop, SECONDS=0)
             calm.end()
-            assert "a machine lost without notice costs" not in user.output(calm.cli)
+            assert "if a machine is lost without notice" not in user.output(calm.cli)
             known[loop] = [calm.samples(rank) for rank in range(2)]
             user.close()
         return known[loop]

@@ -37,7 +37,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[lis
             user = User(tmp_path_factory.mktemp("calm"))
             calm = ShardedTraining(user, "calm", LAYOUT=layout, SECONDS=0)
             calm.end()
-            assert "a machine lost without notice costs" not in user.output(calm.cli)
+            assert "if a machine is lost without notice" not in user.output(calm.cli)
             known[layout] = [calm.losses(rank) for rank in range(NUM_RANKS)]
             user.close()
         return known[layout]
@@ -72,7 +72,7 @@ def test_a_model_that_is_sharded_over_all_ranks_says_so_and_goes_on_from_its_int
     hit.end()
     told = user.output(hit.cli)
     assert (
-        "a machine lost without notice costs the steps since the newest checkpoint: each rank holds a part"
+        "if a machine is lost without notice, the steps since the newest checkpoint are repeated: each rank holds a part"
         " of the state"
     ) in told
     assert "nothing was saved after the loss: only ranks that were lost held a part of the state" in told

@@ -155,7 +155,7 @@ def prospects_text(prospects: Prospects, spec: JobSpec) -> str:
     """Return one line with the estimates and their basis."""
     expected, earlier = prospects.forecast, prospects.earlier
     if expected is None:
-        return f"expected: unknown: {prospects.why_none}"
+        return f"expected: unknown, because {prospects.why_none}"
     low, high = expected.cost
     digits = 0 if min(expected.on_demand_cost, high) >= 20 else 2
 

@@ -166,6 +166,8 @@ def _artifacts_text(job: Job, most: int) -> str:
     if not artifacts:
         return ""
     total = size_text(sum(one.size for one in artifacts))
+    if len(artifacts) == most + 1:  # the line that counts the rest would take its place
+        most += 1
     lines = [f"{one.name}, {size_text(one.size)}" for one in artifacts[:most]]
     if len(artifacts) > most:
         lines.append(f"and {len(artifacts) - most} more; {total} in all")

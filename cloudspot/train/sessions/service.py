@@ -222,7 +222,7 @@ class Service:
             why = f"each rank's position in the data is known to that rank only, because {own_place}"
             self._say_what_a_loss_costs(None if is_told else why)
         if self._num_boundaries == FEW_BOUNDARIES and self._marks.num_skipped > FEW_BOUNDARIES // 2:
-            self._say_what_a_loss_costs("steps are too short to note where each ends")
+            self._say_what_a_loss_costs("the steps are too short for a record of where each one ends")
         self._num_boundaries += 1
 
     def _note_draws(self) -> None:
@@ -402,7 +402,10 @@ class Service:
     def _say_what_a_loss_costs(self, why: str | None) -> None:
         is_told = self._rescue is not None and self._world.rank == 0 and self._world.world_size > 1
         if why is not None and is_told:
-            _log.warning("a machine lost without notice costs the steps since the newest checkpoint: %s", why)
+            _log.warning(
+                "if a machine is lost without notice, the steps since the newest checkpoint are repeated: %s",
+                why,
+            )
 
     def _ends_at_boundary(self) -> bool:
         """Let the process end at the next boundary, with its state saved; return whether there is one."""

@@ -251,18 +251,21 @@ def test_artifacts_are_named_where_there_are_some(jobs):
     jobs.submit("new-1")
     assert "  artifacts" not in jobs.run("show", "new-1").stdout
     jobs.store.put(keys.artifact("new-1", "plot.png"), b"x" * 2048)
-    for number in range(10):
-        jobs.store.put(keys.output("new-1", f"out/{number}"), b"x")
+    for number in range(11):
+        jobs.store.put(keys.output("new-1", f"out/{number:02}"), b"x")
     overview = jobs.run("show", "new-1").stdout
-    assert "and 9 more; 2.0 KiB in all" in overview
+    assert "and 10 more; 2.0 KiB in all" in overview
     assert f"get them: cloudspot artifacts download new-1 --store {jobs.store.url}" in overview
     lines = [line.strip() for line in jobs.run("show", "new-1", "--all").stdout.splitlines()]
     first = lines.index("artifacts    plot.png, 2.0 KiB")
     assert lines[first + 1 : first + 12] == [
-        *(f"out/{number}, 1 B" for number in range(9)),
-        "and 1 more; 2.0 KiB in all",
+        *(f"out/{number:02}, 1 B" for number in range(9)),
+        "and 2 more; 2.0 KiB in all",
         f"get them: cloudspot artifacts download new-1 --store {jobs.store.url}",
     ]
+    jobs.store.delete(keys.output("new-1", "out/09"))
+    lines = [line.strip() for line in jobs.run("show", "new-1", "--all").stdout.splitlines()]
+    assert lines[first + 9 : first + 11] == ["out/08, 1 B", "out/10, 1 B"], "no line counts a single file"
 
 
 @pytest.mark.parametrize("text", ["digits-7", "digits-7k3f"])

@@ -9,9 +9,7 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.story.report import summarise
 
 LONG = ["--set", "spot.length=48h"]
-UNTOLD = (
-    "expected: unknown: no job 'digits' has trained on such machines yet; for an estimate, set spot.length"
-)
+UNTOLD = "expected: unknown, because no job 'digits' has trained on such machines yet; for an estimate, set spot.length"
 
 
 @pytest.fixture
@@ -67,7 +65,7 @@ def test_an_earlier_job_of_the_name_tells_the_length(saving):
 
 
 def test_where_nothing_outlives_a_machine_the_cost_is_not_known(jobs):
-    assert expected(jobs, *LONG) == "expected: unknown: nothing of the work outlives its machine"
+    assert expected(jobs, *LONG) == "expected: unknown, because nothing of the work outlives its machine"
     assert "expected: 48 USD" in expected(jobs, *LONG, "--set", "spot.policy=on-demand")
 
 
