@@ -274,15 +274,21 @@ def broken_on_purpose() -> str:
     return "\n".join(("", "| what is wrong | tests that fail (`test_...`) |", "|---|---|", *rows, "", ""))
 
 
+_SHOWN = 3
+"""How many tests a row names; the classes themselves have all of them."""
+
+
 def _with_counts(promises: Iterable[str]) -> str:
-    """Return the names of tests; a test of which several cases fail is named once, with their number."""
+    """Return the first tests; one of which several cases fail is named once, with their number."""
     cases: dict[str, list[str]] = {}
     for promise in promises:
         cases.setdefault(promise.partition("[")[0], []).append(promise)
-    return ", ".join(
+    names = [
         f"`{found[0]}`".replace("|", r"\|") if len(found) == 1 else f"`{name}` ({len(found)})"
         for name, found in cases.items()
-    )
+    ]
+    more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return ", ".join([*names[:_SHOWN], *more])
 
 
 # --- what plugins build on ----------------------------------------------------------------------
