@@ -331,7 +331,7 @@ def _fault_of(declared: Declared) -> str | None:
     return None
 
 
-def comes_with_cloudspot(name: str) -> bool:
+def has_extra(name: str) -> bool:
     """Return whether an extra in cloudspot's own metadata installs the plugin of that name."""
     from importlib import metadata
 
@@ -408,7 +408,7 @@ def _missing(kind: Kind, name: str) -> str:
     near = () if name in kind.together else difflib.get_close_matches(name, known, n=1)
     if near:
         advice = f'did you mean "{near[0]}"?'
-    elif comes_with_cloudspot(extra):
+    elif has_extra(extra):
         advice = f"run, in a copy of cloudspot's source: pip install {kind.paths.format(name=extra)}"
     else:
         advice = f"the known ones are {', '.join(known) or 'none'}"
@@ -423,10 +423,12 @@ _guards: Final[dict[str, Guard]] = {}
 
 def _guard_of(kind: Kind, declared: Declared) -> Guard:
     """Return the plugin's guard, always the same object, because it counts the calls that hang."""
-    told = f"{kind.noun} {declared}"
+    plugin_name = f"{kind.noun} {declared}"
     # A sandbox is forked from this process, which must have no other threads at that time.
     is_cut_off = declared.distribution != "cloudspot" and kind is not SANDBOX
-    return _guards.setdefault(told, Guard(told, is_cut_off=is_cut_off, hides_text=kind.hides_text))
+    return _guards.setdefault(
+        plugin_name, Guard(plugin_name, is_cut_off=is_cut_off, hides_text=kind.hides_text)
+    )
 
 
 def _class_of(kind: Kind, declared: Declared, base: type[R]) -> type[R]:

@@ -4,11 +4,10 @@
     python docs/generate.py --check    # only name it, and end with 1
 
 In docs/cli.md the usage and the options of each command come from click; in docs/job-file.md the fields
-come from the types and their docstrings; in docs/failure-modes.md the figures from the code's constants; in
-docs/architecture.md the rooms and layers from the import linter's contract and the rooms' first lines; in
-docs/plugin-kits.md what is broken on purpose from the tests of the kits, and how long each call of a plugin
-may take; in docs/outputs.md the names of what is never kept from the agent's lists. docs/plugin-api.txt is
-all that plugins build on.
+come from the types and their docstrings; in docs/architecture.md the rooms and layers from the import
+linter's contract and the rooms' first lines; in docs/plugin-kits.md what is broken on purpose from the
+tests of the kits, and how long each call of a plugin may take; in docs/outputs.md the names of what is
+never kept from the agent's lists. docs/plugin-api.txt is all that plugins build on.
 What is generated stands between two comments; the rest is written by hand.
 """
 
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import itertools
 import json
 import re
 import sys
@@ -26,38 +24,25 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import getsource
 from pathlib import Path
-from types import ModuleType
 
 import click
 import msgspec
 from msgspec import inspect
 
 import cloudspot
-from cloudspot.agent import main as main_of_agent
-from cloudspot.agent import store_retry
 from cloudspot.agent.delivery import outputs
-from cloudspot.agent.ending import final_delivery
-from cloudspot.agent.membership import peers
-from cloudspot.agent.notices import notice_pipe
 from cloudspot.agent.training.launching.variables import PROMISED
-from cloudspot.agent.training.watching import drain_schedule
-from cloudspot.boot import script
 from cloudspot.calls.guard import CALLS
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
-from cloudspot.controller import act, decide, launchrequest, loop
-from cloudspot.controller.assess import observed_duration
-from cloudspot.controller.supply import refusals, restarts
 from cloudspot.emulation.cloud import EmulatedCloud
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.json_schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes
 from cloudspot.jobfile.toml import read_toml
-from cloudspot.jobstore.nodes import delivering
 from cloudspot.local.options import LocalOptions
 from cloudspot.model import Capability
-from cloudspot.plugin import cloudprovider
 from cloudspot.registry import provider_class, sandbox_class
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,9 +78,6 @@ def generated() -> Mapping[str, str]:
         "docs/cli.md": _with_regions((ROOT / "docs" / "cli.md").read_text(encoding="utf-8"), cli_regions()),
         "docs/job-file.md": _with_regions(
             (ROOT / "docs" / "job-file.md").read_text(encoding="utf-8"), job_file_regions()
-        ),
-        "docs/failure-modes.md": _with_regions(
-            (ROOT / "docs" / "failure-modes.md").read_text(encoding="utf-8"), {"the figures": figures()}
         ),
         "docs/architecture.md": _with_regions(
             (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), architecture_regions()
@@ -461,64 +443,12 @@ def _cell(text: str) -> str:
     return text.replace("|", r"\|")
 
 
-# --- how long things take at most ---------------------------------------------------------------
-
-FIGURES = (
-    (decide, "BOOT_LIMIT_SECONDS"),
-    (delivering, "SILENT_LIMIT_SECONDS"),
-    (delivering, "SILENT_NEWCOMER_SECONDS"),
-    (delivering, "STOP_GRACE_SECONDS"),
-    (delivering, "DELIVERY_GRACE_SECONDS"),
-    (launchrequest, "MAX_LIFE_SECONDS"),
-    (script, "LAST_SECONDS"),
-    (delivering, "END_GRACE_SECONDS"),
-    (delivering, "EXIT_GRACE_SECONDS"),
-    (restarts, "FIRST_DELAY_SECONDS"),
-    (restarts, "MAX_DELAY_SECONDS"),
-    (act, "REPEAT_SECONDS"),
-    (loop, "MAX_BACKOFF_SECONDS"),
-    (observed_duration, "MAX_PASS_GAP_SECONDS"),
-    (refusals, "MAX_CAPACITY_COOL_SECONDS"),
-    (refusals, "MAX_QUOTA_COOL_SECONDS"),
-    (peers, "SUSPECT_SECONDS"),
-    (drain_schedule, "STOP_GUARD_SECONDS"),
-    (notice_pipe, "STOP_SECONDS"),
-    (final_delivery, "UPLOAD_SECONDS"),
-    (final_delivery, "LAST_WORD_SECONDS"),
-    (main_of_agent, "START_SECONDS"),
-    (store_retry, "DENIED_SECONDS"),
-    (cloudprovider, "NEW_ROLE_SECONDS"),
-)
-"""What bounds the waiting, as docs/failure-modes.md tells it."""
-
-
-def figures() -> str:
-    """Return a table of the constants that bound how long a machine is billed."""
-    rows = []
-    for module, name in FIGURES:
-        where = f"`{module.__name__.removeprefix('cloudspot.').replace('.', '/')}.py`"
-        rows.append(f"| {in_words(getattr(module, name))} | {_doc_of(module, name)} | {where}, `{name}` |")
-    return "\n".join(("", "| how long | what | where |", "|---|---|---|", *rows, "", ""))
-
-
 def in_words(seconds: float) -> str:
     """Return a duration as prose has it: ``20 minutes``."""
     for unit, length in (("days", 86400), ("minutes", 60)):
         if seconds >= 2 * length and seconds % length == 0:
             return f"{seconds / length:g} {unit}"
     return f"{seconds:g} seconds"
-
-
-def _doc_of(module: ModuleType, name: str) -> str:
-    """Return the text below a constant's assignment."""
-    body = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body
-    for statement, following in itertools.pairwise(body):
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-            text = " ".join(str(following.value.value).split()) if is_text else ""  # type: ignore[attr-defined]
-            return _cell(text.replace("``", "`"))
-    raise SystemExit(f"{module.__name__} has no {name}")
 
 
 # --- the job file -------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_a_check_that_hangs_is_ended(gpu):
     assert line.figure == "FAILED: after 0 s it was ended"
 
 
-@pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_without_a_gpu_it_runs_to_its_end(tmp_path):
     words = [sys.executable, str(SCRIPT), "--dry", "--minutes", "30", "--table", str(tmp_path / "gpu.md")]

@@ -97,7 +97,7 @@ class Life:
             prepare=self.events.update,
             outputs=outputs if job.spec.run.outputs != () else None,
             is_leaving=is_leaving,
-            gives_way=lambda: context.status.transfer is not None,
+            must_yield=lambda: context.status.transfer is not None,
         )
         self.courier = Courier(context, before_upload=self._deliver_tracked)
         source = provider.preemption_source()
@@ -118,11 +118,11 @@ class Life:
         """
         context = self.context
         node, identity = context.node, context.job.identity
-        said = self._last_word()
-        if said is not None:
-            if said.outcome == "failed" and self.keeping.recall(said):
-                self._stay(said)
-            elif said.outcome != "superseded":
+        record = self._find_exit_record()
+        if record is not None:
+            if record.outcome == "failed" and self.keeping.recall(record):
+                self._stay(record)
+            elif record.outcome != "superseded":
                 self.last_pass.run_until_replaced()  # the last agent may have been killed in a pass
             return
         slot = context.retry_until(
@@ -164,7 +164,7 @@ class Life:
         if leaving.outcome != "superseded":
             self.last_pass.run_until_replaced()
 
-    def _stay(self, said: Exit) -> None:
+    def _stay(self, record: Exit) -> None:
         """Continue after an earlier agent: the machine is, or may be, kept for inspection."""
         context = self.context
         self._remember()
@@ -175,7 +175,7 @@ class Life:
         self.heartbeat.start()
         self.remote.start()
         self._serve_at_least()
-        waits_until = context.now() if said.waits_until is None else said.waits_until
+        waits_until = context.now() if record.waits_until is None else record.waits_until
         self._inspect((waits_until - context.now()).total_seconds())
         self._delivery().fall_silent()
         self._stop_runtime()
@@ -187,8 +187,8 @@ class Life:
         if leaving.permanent and not self.keeping.is_kept:
             self._end_commands(leaving)
             delivery.fall_silent()
-            delivery.say_last_word(leaving)
-        elif delivery.say_last_word(leaving):
+            delivery.write_exit_record(leaving)
+        elif delivery.write_exit_record(leaving):
             self._serve_at_least()
             self.last_pass.run()
             self._inspect(VERDICT_SECONDS)
@@ -335,7 +335,7 @@ class Life:
         self.logs.finish(deadline=time.monotonic() + DENIED_LOG_SECONDS)
         write_exit_record(context.store, context.node, context.job.identity, leaving, context.status)
 
-    def _last_word(self) -> Exit | None:
+    def _find_exit_record(self) -> Exit | None:
         context = self.context
         key = keys.exit_record(context.job_id, context.node.launch, context.rank)
         record = context.retry_until(lambda: find_record(context.store, key, Exit))

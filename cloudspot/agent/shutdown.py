@@ -21,7 +21,7 @@ from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.notices.notice_file import NoticeFile
-from cloudspot.agent.notices.notice_pipe import tell_agent
+from cloudspot.agent.notices.notice_pipe import wake_agent
 from cloudspot.agent.reclaim import understand
 from cloudspot.agent.status import Status
 from cloudspot.agent.training.launching.preparation import end_setup
@@ -77,13 +77,13 @@ class Shutdown:
         A live agent writes its own exit record. If the agent is dead, end the training and, if this machine
         owns the node's slot, write the record; the job then continues from the newest commit.
         """
-        self._tell()
+        self._notify_agent()
         spare = min(KEEP_BACK_SECONDS, KEEP_BACK_SHARE * self._seconds)
         dead_since: float | None = None
         while not self._node.agent_ended.exists():
             now = self._monotonic()
             if now >= self._end:
-                _say("the agent has not left in time")
+                _print("the agent has not left in time")
                 return 1
             with try_lock(self._node.lock) as is_free:
                 dead_since = None if not is_free else now if dead_since is None else dead_since
@@ -93,26 +93,26 @@ class Shutdown:
                     try:
                         self._speak_for_agent()
                     except TransientError as error:
-                        _say(f"trying again: {error}")
+                        _print(f"trying again: {error}")
                     else:
                         return 0
             self._sleep(POLL_SECONDS)
-        _say("the agent has left")
+        _print("the agent has left")
         return 0
 
-    def _tell(self) -> None:
+    def _notify_agent(self) -> None:
         notice = PreemptionNotice(deadline=None, action="stop", source=self._source)
         reclaim = understand(notice, notice_seconds=self._seconds, now=self._began, wall=utc_now())
         try:
             reclaim = NoticeFile(self._node.directory).give(reclaim)
-            tell_agent(self._node.directory)
+            wake_agent(self._node.directory)
         except OSError as error:
-            _say(f"the agent cannot be told: {error}")
-        _say(f"this machine goes down in {reclaim.deadline - self._began:.1f} s")
+            _print(f"the agent cannot be told: {error}")
+        _print(f"this machine goes down in {reclaim.deadline - self._began:.1f} s")
 
     def _speak_for_agent(self) -> None:
         node = self._node
-        _say("the agent is dead: ending the training and writing its exit record")
+        _print("the agent is dead: ending the training and writing its exit record")
         # The record is proof that no user code runs here any more.
         end_training(node)
         end_setup(node)
@@ -121,7 +121,7 @@ class Shutdown:
         slots = launches.read_slots(store, node.job_id, node.launch)
         rank = next((rank for rank, slot in slots.items() if slot.instance_id == identity.instance_id), None)
         if rank is None:
-            _say("no slot is this machine's: there is nothing to record")
+            _print("no slot is this machine's: there is nothing to record")
             return
         identity = msgspec.structs.replace(identity, rank=rank)
         clock_of(store).compare(store)
@@ -139,7 +139,7 @@ def _status(node: Node) -> Status:
     return status
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"cloudspot: {text}\n")
     sys.stdout.flush()
 

@@ -136,7 +136,7 @@ class Status:
         """Replace the warning about a subject; None clears it. The text may contain names not in UTF-8."""
         text = None if text is None else printable(text)
         with self._warning:
-            warnings = {name: said for name, said in self._warnings.items() if name != subject}
+            warnings = {name: warning for name, warning in self._warnings.items() if name != subject}
             self._warnings = warnings if text is None else {**warnings, subject: text}
 
     @property
@@ -164,8 +164,8 @@ class Status:
     def likeness(self) -> tuple[RankLikeness, ...]:
         """The likenesses that this node's ranks have reported."""
         paths = () if self.handoff is None else [files.likeness_path(self.handoff, r) for r in self.ranks]
-        told = (read_report(path, RankLikeness) for path in paths)
-        return tuple(each for each in told if each is not None)
+        reports = (read_report(path, RankLikeness) for path in paths)
+        return tuple(each for each in reports if each is not None)
 
     @property
     def survivors(self) -> Survivors | None:

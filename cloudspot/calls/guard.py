@@ -134,19 +134,19 @@ class _WrongAnswer(TypeError):
 class Guard:
     """The guard of one plugin, which all its objects share."""
 
-    def __init__(self, told: str, *, is_cut_off: bool = True, hides_text: bool = False) -> None:
-        """``told`` names the plugin in messages: ``provider "acme" of cloudspot-acme 1.2``.
+    def __init__(self, plugin_name: str, *, is_cut_off: bool = True, hides_text: bool = False) -> None:
+        """``plugin_name`` names the plugin in messages: ``provider "acme" of cloudspot-acme 1.2``.
 
         If ``is_cut_off``, its calls have time limits. If ``hides_text``, its errors may contain a secret, so
         that only their type is reported.
         """
-        self._told = told
+        self._plugin_name = plugin_name
         self._is_cut_off = is_cut_off
         self._hides_text = hides_text
 
     def broken(self, why: str, kind: type[PluginError] = PluginError) -> PluginError:
         """Return the error with which the plugin is reported as broken."""
-        return kind(f"{self._told} is broken: {why}")
+        return kind(f"{self._plugin_name} is broken: {why}")
 
     def enter(self, found: R, interface: type[Guarded]) -> R:
         """Mark an object of the plugin, so that its calls are guarded from now on.
@@ -178,8 +178,8 @@ class Guard:
             return self._translated(what, rule, request, passes)
         if num_hanging(self) >= MAX_HANGING:
             raise OverdueError(
-                f"{self._told} hangs: {what} was not attempted because {MAX_HANGING} calls are already "
-                "hanging"
+                f"{self._plugin_name} hangs: {what} was not attempted because {MAX_HANGING} calls are "
+                "already hanging"
             )
         try:
             return call_within(
@@ -189,9 +189,9 @@ class Guard:
             unknown = "; its outcome is unknown" if rule.is_unknown else ""
             if rule.is_callers:
                 waited = f"after {rule.seconds:.3g} s, when its caller stopped waiting"
-                text = f"{self._told}: {what} had not ended {waited}"
+                text = f"{self._plugin_name}: {what} had not ended {waited}"
                 raise OverdueError(f"{text}{unknown}") from None
-            text = f"{self._told} hangs: {what} has not ended within {rule.seconds:.3g} s{unknown}"
+            text = f"{self._plugin_name} hangs: {what} has not ended within {rule.seconds:.3g} s{unknown}"
             raise OverdueError(text) from self.broken(f"{what} hangs", PluginFault)
 
     @property
@@ -211,8 +211,8 @@ class Guard:
             if isinstance(error, Exception) and passes(error):
                 raise
             raised = f"raised {type(error).__name__ if self._hides_text else reason_of(error)}"
-            told = str(error) if isinstance(error, _WrongAnswer) else raised
-            broken = self.broken(f"{what} {told}", PluginError if rule is LOAD else PluginFault)
+            fault = str(error) if isinstance(error, _WrongAnswer) else raised
+            broken = self.broken(f"{what} {fault}", PluginError if rule is LOAD else PluginFault)
             broken.__cause__ = error
             if not rule.is_unknown:
                 raise broken from error
@@ -224,11 +224,11 @@ class Guard:
         self,
         called: _Called,
         method: Callable[..., Any],
-        one: Guarded,
+        target: Guarded,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Call a method of the plugin's object ``one``."""
+        """Call a method of the plugin's object ``target``."""
         rule, buffer, request = called.rule, None, args[0] if args else None
         if rule.seconds_per_mib and args:
             seconds = rule.seconds + rule.seconds_per_mib * _num_bytes(args[-1]) / (1 << 20)
@@ -238,7 +238,8 @@ class Guard:
                 left = request.seconds_left()
                 if left <= 0:
                     raise OverdueError(
-                        f"{self._told}: {called.told} was not attempted because its deadline has passed"
+                        f"{self._plugin_name}: {called.call_name} was not attempted because its deadline has "
+                        "passed"
                     )
                 rule = rule if rule.seconds <= left else replace(rule, seconds=left, is_callers=True)
                 deadline = min(request.deadline, time.monotonic() + rule.seconds)
@@ -249,13 +250,13 @@ class Guard:
                 args = (*args[:-1], bytearray(buffer) if called.name == "get_range_into" else bytes(buffer))
         try:
             found = self.run(
-                called.told,
+                called.call_name,
                 rule,
-                lambda: self._marked(called.answer(method(one, *args, **kwargs))),
-                lambda error: isinstance(error, ValueError) and one._may_refuse(called.name, args, kwargs),  # noqa: SLF001
+                lambda: self._marked(called.answer(method(target, *args, **kwargs))),
+                lambda error: isinstance(error, ValueError) and target._may_refuse(called.name, args, kwargs),  # noqa: SLF001
             )
         finally:
-            one._note_call(called.name)  # noqa: SLF001
+            target._note_call(called.name)  # noqa: SLF001
         if get_origin(called.returns) is Iterator:
             return self._iterated(called, found)
         if buffer is not None and called.name == "get_range_into":
@@ -295,7 +296,7 @@ class Guard:
 
         while not is_over:
             end = time.monotonic() + _BATCH_SECONDS * self._changes_threads
-            yield from self.run(called.told, called.rule, step)
+            yield from self.run(called.call_name, called.rule, step)
 
 
 @dataclass(frozen=True)
@@ -314,7 +315,7 @@ class _Called:
         return get_type_hints(getattr(self.interface, self.name))["return"]
 
     @functools.cached_property
-    def told(self) -> str:
+    def call_name(self) -> str:
         return f"{self.interface.__name__}.{self.name}()"
 
     def answer(self, found: Any) -> Any:

@@ -228,10 +228,10 @@ class Actor:
         return False
 
     def _announce(self, action: Announce) -> None:
-        told = ([one.id for one in action.instances], action.facts)
-        if told != self._announced:
+        announced = ([one.id for one in action.instances], action.facts)
+        if announced != self._announced:
             self._provisioner.announce(action.instances, action.facts)
-            self._announced = told
+            self._announced = announced
 
     def _terminate(self, action: Terminate, events: list[Event]) -> None:
         monotonic = self._clock.monotonic()

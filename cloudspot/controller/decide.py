@@ -271,10 +271,10 @@ def _voids(history: History, observed: Observed, now: datetime) -> Iterator[Void
 
 def _cause(machines: Sequence[str], observed: Observed) -> str:
     """Return why the machines could not run the agent, by their consoles or their provider."""
-    said = [observed.console_tails[one].cause for one in machines if one in observed.console_tails]
+    causes = [observed.console_tails[one].cause for one in machines if one in observed.console_tails]
     known = [find_instance(one, observed) for one in machines]
-    told = [one.detail for one in known if one is not None and one.end_reason is EndReason.UNSTARTABLE]
-    return next(filter(None, [*said, *told]), "")
+    details = [one.detail for one in known if one is not None and one.end_reason is EndReason.UNSTARTABLE]
+    return next(filter(None, [*causes, *details]), "")
 
 
 def _machines_for(launch: LaunchHistory, rank: int, observed: Observed) -> list[Instance]:

@@ -260,10 +260,10 @@ class Controller:
                     actions = self._decide(assessed, offers)
             if is_finished:
                 # The actions delete the secrets, which the notify URLs may contain.
-                self._notifications.tell(assessed, events)
+                self._notifications.notify(assessed, events)
             acted = self._act(actions, assessed, events, problems)
             if not is_finished:
-                self._notifications.tell(assessed, events)
+                self._notifications.notify(assessed, events)
             self._tasks.look(self._reader.task_times, is_over=is_finished)
             self._write_summary(assessed, problems)
             self._copy_settled(history, problems)
@@ -390,11 +390,11 @@ class Controller:
         if all(launch.intent.offer.market is not Market.SPOT for launch in tick.history.launches):
             return tick
         problem = leave_experience(self._store, tick.history, self._provider.name, self._clock.now())
-        told: tuple[Event, ...] = ()
+        warnings: tuple[Event, ...] = ()
         if problem is not None and problem != self._experience_problem:
-            told = (Event(EventKind.WARNED, problem),)
+            warnings = (Event(EventKind.WARNED, problem),)
         self._experience_problem = problem
-        return dataclasses.replace(tick, events=(*tick.events, *told))
+        return dataclasses.replace(tick, events=(*tick.events, *warnings))
 
     def _unmark(self, tick: Tick) -> Tick:
         """Remove the settled job's mark; the job counts as settled only once the mark is removed.
@@ -508,8 +508,8 @@ class Controller:
         price: float | None = None
         try:
             # The price is checked here, because an unreadable record would stop every reader.
-            told = self._provisioner.current_price(launch.intent.offer)
-            price = None if told is None else convert(told, Price)
+            warnings = self._provisioner.current_price(launch.intent.offer)
+            price = None if warnings is None else convert(warnings, Price)
         except (CloudspotError, msgspec.ValidationError) as error:
             problems.append(f"the price of launch {launch.number} is not known: {error}")
         self._prices[launch.number] = _Price(price, self._clock.monotonic(), len(launch.prices))

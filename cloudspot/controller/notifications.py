@@ -64,14 +64,14 @@ class Notifications:
         self._secrets: Mapping[str, str] | None = None
         self._warned: set[str] = set()
 
-    def tell(self, assessed: Assessment, events: list[Event]) -> None:
+    def notify(self, assessed: Assessment, events: list[Event]) -> None:
         """Send the news; a failure is added to ``events`` as a warning and is not raised."""
         for _, line in self._outbox.take_failures(self._job_id):
             events.append(Event(EventKind.WARNED, line))
         if not assessed.spec.notify.is_wanted:
             return
         try:
-            self._tell(assessed)
+            self._send_news(assessed)
         except Exception as error:  # noqa: BLE001 - no fault here may stop the driver
             why = str(error) if isinstance(error, CloudspotError) else f"a bug: {type(error).__name__}"
             line = f"notify: {why}"
@@ -79,7 +79,7 @@ class Notifications:
                 self._warned.add(line)
                 events.append(Event(EventKind.WARNED, line))
 
-    def _tell(self, assessed: Assessment) -> None:
+    def _send_news(self, assessed: Assessment) -> None:
         notify, history = assessed.spec.notify, assessed.history
         if self._secrets is None:
             # The secrets are read now, because the driver that finishes the job deletes them.
@@ -90,8 +90,8 @@ class Notifications:
         if not self._is_listed:
             marks = {
                 match[1]: one.modified_at
-                for one in self._store.list_objects(keys.told_prefix(self._job_id))
-                if (match := keys.told.match(one.key)) is not None
+                for one in self._store.list_objects(keys.notified_prefix(self._job_id))
+                if (match := keys.notified.match(one.key)) is not None
             }
             newest = max((marks[key] for key in marks.keys() - self._sent), default=None)
             self._sent.update(marks)
@@ -114,7 +114,7 @@ class Notifications:
         problem: CloudspotError | None = None
         for due_news in due:
             try:
-                is_ours = create(self._store, keys.told(self._job_id, due_news.key), self._writer) is None
+                is_ours = create(self._store, keys.notified(self._job_id, due_news.key), self._writer) is None
             except CloudspotError as error:
                 problem = error
                 break
@@ -149,14 +149,14 @@ class Notifications:
         return [one for one in found if one.kind in kinds and one.key not in self._sent]
 
 
-def message_of(told: Sequence[News], history: History, ledger: Ledger, zone: tzinfo) -> Message:
+def message_of(due: Sequence[News], history: History, ledger: Ledger, zone: tzinfo) -> Message:
     """Return one message about all of these events, with the job's state and its cost so far."""
     gravity = list(NewsKind)
-    kinds = sorted({one.kind for one in told}, key=gravity.index, reverse=True)
+    kinds = sorted({one.kind for one in due}, key=gravity.index, reverse=True)
     job_id = history.submission.job_id
     events = tuple(
         MessageEvent(kind=one.kind.value, text=_in_a_line(one.text), at=one.at)
-        for one in sorted(told, key=lambda one: one.at)
+        for one in sorted(due, key=lambda one: one.at)
     )
     lines = [f"{one.at.astimezone(zone):%Y-%m-%d %H:%M %Z}: {one.text}" for one in events if one.text]
     if len(lines) > MAX_LINES:

@@ -34,13 +34,15 @@ def reapable(history: History, seats: Seats, observed: Observed, now: datetime) 
     for instance in observed.instances or ():
         if instance.job_id != history.submission.job_id or instance.state is InstanceState.ENDED:
             continue
-        why = _why(history, seats, instance, observed, now)
+        why = _reason_to_end(history, seats, instance, observed, now)
         if why is not None:
             doomed.setdefault(why, []).append(instance.id)
     return tuple(Terminate(tuple(sorted(ids)), why) for why, ids in sorted(doomed.items()))
 
 
-def _why(history: History, seats: Seats, instance: Instance, observed: Observed, now: datetime) -> str | None:
+def _reason_to_end(
+    history: History, seats: Seats, instance: Instance, observed: Observed, now: datetime
+) -> str | None:
     if not 1 <= instance.launch <= len(history.launches):
         return f"launch {instance.launch} is not in the journal"
     launch = history.launches[instance.launch - 1]

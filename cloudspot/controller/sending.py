@@ -83,14 +83,16 @@ def send(
         return dict.fromkeys(urls, f"could not be asked: {error.strerror}")
     otherwise = "could not be asked: its process failed"
     try:
-        said, _ = child.communicate(order, timeout=seconds)
+        output, _ = child.communicate(order, timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
-        said, _ = child.communicate()
+        output, _ = child.communicate()
         otherwise = f"did not answer within {seconds:g} s"
     answers: dict[str, str | None] = {}
     with suppress(msgspec.DecodeError):
-        answers.update((one.name, one.error) for one in (decode(line, _Answer) for line in said.splitlines()))
+        answers.update(
+            (one.name, one.error) for one in (decode(line, _Answer) for line in output.splitlines())
+        )
     found = {name: answers.get(name, otherwise) for name in urls}
     return {name: error for name, error in found.items() if error is not None}
 

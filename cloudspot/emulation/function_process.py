@@ -69,12 +69,12 @@ class FunctionProcess:
                 start_new_session=True,
             )
 
-    def start_layer(self, layer: Path, code: str, *words: str, environment: Mapping[str, str]) -> None:
-        """Run Python code that can import the packages of ``layer``; ``words`` are the code's arguments."""
+    def start_layer(self, layer: Path, code: str, *arguments: str, environment: Mapping[str, str]) -> None:
+        """Run Python code that can import the packages of ``layer``; ``arguments`` are its arguments."""
         # The directory of the code is not on the path, unless the code itself adds it.
         apart = "-P" if sys.version_info >= (3, 11) else "-B"
         self.start(
-            [apart, "-c", f"import sys; sys.path.insert(0, sys.argv.pop(1)); {code}", str(layer), *words],
+            [apart, "-c", f"import sys; sys.path.insert(0, sys.argv.pop(1)); {code}", str(layer), *arguments],
             environment,
         )
 
@@ -96,9 +96,9 @@ class FunctionProcess:
         """Return the process's output since the last call."""
         with self._log.open("rb") as log:
             log.seek(self._num_read)
-            said = log.read()
-        self._num_read += len(said)
-        return said.decode("utf-8", "replace")
+            output = log.read()
+        self._num_read += len(output)
+        return output.decode("utf-8", "replace")
 
     def kill(self) -> None:
         """Kill the process and its children; safe to repeat, from any thread."""

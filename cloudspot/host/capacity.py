@@ -9,9 +9,9 @@ from pathlib import Path
 
 def usable_cores(environ: Mapping[str, str] = os.environ) -> int:
     """Return the number of cores: ``CLOUDSPOT_CORES`` if it is set, otherwise the system's figure."""
-    said = environ.get("CLOUDSPOT_CORES")
-    if said is not None:
-        return int(said)
+    setting = environ.get("CLOUDSPOT_CORES")
+    if setting is not None:
+        return int(setting)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

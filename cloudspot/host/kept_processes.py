@@ -39,14 +39,14 @@ class KeptProcesses:
     def __init__(self, records: Path) -> None:
         self._records = records
 
-    def command(self, python: str, words: Sequence[str], *, ended: Path) -> list[str]:
+    def command(self, python: str, argv: Sequence[str], *, ended: Path) -> list[str]:
         """Return the command that starts the program, or exits with status 137 if ``ended`` exists by then.
 
         ``python`` runs the keeper, which needs only the standard library.
         """
         self._records.mkdir(parents=True, exist_ok=True)
         script = str(Path(process_keeper.__file__).resolve())
-        return ["/bin/sh", "-c", _BEGIN, python, script, str(self._records), str(ended), *words]
+        return ["/bin/sh", "-c", _BEGIN, python, script, str(self._records), str(ended), *argv]
 
     def pids(self) -> set[int]:
         """Return the ids of the living processes."""

@@ -135,7 +135,7 @@ def record(records: str, kind: str, group: str = "") -> str:
     return path
 
 
-def _keep(records: str, ended: str, words: list[str], report: int) -> None:
+def _keep(records: str, ended: str, argv: list[str], report: int) -> None:
     """Run the keeper of a program until the program's last descendant has ended."""
     adopt_orphans()
     group = make_group()
@@ -148,9 +148,9 @@ def _keep(records: str, ended: str, words: list[str], report: int) -> None:
         os.close(begin)
         os.setsid()
         try:
-            os.execvp(words[0], words)  # noqa: S606 - the very program that was asked for
+            os.execvp(argv[0], argv)  # noqa: S606 - the very program that was asked for
         except OSError as error:
-            sys.stderr.write(f"{words[0]}: {error.strerror}\n")
+            sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
             sys.stderr.flush()
             os._exit(127)
     # The keeper must not keep the program's streams open.
@@ -185,15 +185,15 @@ def _stay() -> None:
 
 def main() -> None:
     """Start the program below a keeper, and exit with the program's status."""
-    records, ended, *words = sys.argv[1:]
-    told, report = os.pipe()
+    records, ended, *argv = sys.argv[1:]
+    reader, report = os.pipe()
     if os.fork() == 0:
-        os.close(told)
-        _keep(records, ended, words, report)
+        os.close(reader)
+        _keep(records, ended, argv, report)
         os._exit(0)
     os.close(report)
     _stay()
-    os._exit(int(os.read(told, 8) or _KILLED))
+    os._exit(int(os.read(reader, 8) or _KILLED))
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ def _table(type_: type[msgspec.Struct]) -> dict[str, Any]:
         if "$ref" in schema:
             return table(schema["$ref"])
         if "anyOf" in schema:
-            words = [{"enum": schema["enum"]}] if "enum" in schema else []
+            literals = [{"enum": schema["enum"]}] if "enum" in schema else []
             members = [plain(member) for member in schema["anyOf"] if member != {"type": "null"}]
-            return members[0] if len(members) == 1 and not words else {"anyOf": [*words, *members]}
+            return members[0] if len(members) == 1 and not literals else {"anyOf": [*literals, *members]}
         if "pattern" in schema and "enum" in schema:  # editors propose the enum; other matches are allowed
             known = schema.pop("enum")
             return {"anyOf": [{"enum": known}, schema]}

@@ -33,5 +33,5 @@ def setup_key(run: RunSpec, *, train_python: str, digests: Iterable[tuple[str, s
             if not any(fnmatch.fnmatchcase(name, pattern) for name, _ in hashed):
                 raise SpecError(f"run.setup_files: no file of the code matches {pattern!r}")
         hashed = [one for one in hashed if any(fnmatch.fnmatchcase(one[0], each) for each in patterns)]
-    said = [_FORMAT, run.setup, run.image, run.python or train_python, sorted(run.env.items()), hashed]
-    return hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:LENGTH]
+    content = [_FORMAT, run.setup, run.image, run.python or train_python, sorted(run.env.items()), hashed]
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:LENGTH]

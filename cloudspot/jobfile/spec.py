@@ -77,8 +77,8 @@ def _notice_problem(text: str) -> str:
     return INSIDE_WRONG.replace("{}", text)
 
 
-def _quoted(words: Iterable[str]) -> list[str]:
-    return [f'"{word}"' for word in words]
+def _quoted(names: Iterable[str]) -> list[str]:
+    return [f'"{name}"' for name in names]
 
 
 _TORCHRUN: Final = "an entrypoint that torchrun starts"
@@ -254,7 +254,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The launcher, or its default for an entrypoint or a command."""
         return self.launcher or ("torchrun" if self.command is None else "none")
 
-    def words(self, python: str) -> tuple[str, ...]:
+    def command_line(self, python: str) -> tuple[str, ...]:
         """Return the command line of one training process; ``python`` runs the entrypoint, if any."""
         if self.command is not None:
             return (*self.command, *self.args)
@@ -642,17 +642,17 @@ def _check_environment(run: RunSpec) -> None:
 
 def _check_sizes(run: RunSpec) -> None:
     """Refuse strings that are too long to start a program with; stored jobs are not checked."""
-    words: dict[FieldPath, str] = {
+    texts: dict[FieldPath, str] = {
         ("run", "setup"): run.setup or "",
         ("run", "entrypoint"): run.entrypoint or "",
     }
-    words |= {("run", "command", i): word for i, word in enumerate(run.command or ())}
-    words |= {("run", "args", i): word for i, word in enumerate(run.args)}
+    texts |= {("run", "command", i): argument for i, argument in enumerate(run.command or ())}
+    texts |= {("run", "args", i): argument for i, argument in enumerate(run.args)}
     if run.launcher_or_default == "torchrun":  # torchrun interprets dollar signs, so each is doubled
-        words = {path: word.replace("$", "$$") for path, word in words.items()}
-    words |= {("run", "env", name): f"{name}={value}" for name, value in run.env.items()}
+        texts = {path: argument.replace("$", "$$") for path, argument in texts.items()}
+    texts |= {("run", "env", name): f"{name}={value}" for name, value in run.env.items()}
     total = 0
-    for path, text in words.items():
+    for path, text in texts.items():
         num_bytes = len(text.encode())
         total += num_bytes
         if num_bytes > MAX_STRING_BYTES:

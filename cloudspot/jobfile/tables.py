@@ -48,7 +48,7 @@ _BOUNDS: Final = {
     "lt": (operator.lt, "<"),
     "le": (operator.le, "<="),
 }
-_WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class FieldError(SpecError):
@@ -66,8 +66,8 @@ def show_path(path: Path) -> str:
         if isinstance(step, int):
             text += f"[{step}]"
         else:
-            word = step if _WORD.fullmatch(step) else f'"{step}"'
-            text += f".{word}" if text else word
+            key = step if _BARE_KEY.fullmatch(step) else f'"{step}"'
+            text += f".{key}" if text else key
     return text
 
 
@@ -161,7 +161,7 @@ class _Reader:
             bound = getattr(node, name, None)
             if bound is not None and not holds(value, bound):
                 raise FieldError(
-                    path, f"expected {_words(node)} {sign} {bound:.15g}, got {_found(value, path)}"
+                    path, f"expected {_describe_type(node)} {sign} {bound:.15g}, got {_found(value, path)}"
                 )
         if isinstance(node, inspect.StructType):
             return self._read_struct(value, node, path)
@@ -260,15 +260,15 @@ def _wrong_type(value: Any, node: inspect.Type, path: Path) -> FieldError:
     if choices and isinstance(value, str):
         listed = ", ".join(f'"{choice}"' for choice in choices)
         return FieldError(path, f"expected one of {listed}; got {_found(value, path)}")
-    return FieldError(path, f"expected {_words(node)}, got {_found(value, path)}")
+    return FieldError(path, f"expected {_describe_type(node)}, got {_found(value, path)}")
 
 
-def _words(node: inspect.Type) -> str:
+def _describe_type(node: inspect.Type) -> str:
     """Return the words that describe a type in messages."""
     node = _bare(node)
     if isinstance(node, inspect.UnionType):
         members = [member for member in node.types if not isinstance(member, inspect.NoneType)]
-        return " or ".join(dict.fromkeys(map(_words, members)))
+        return " or ".join(dict.fromkeys(map(_describe_type, members)))
     return "a string" if _choices(node) else _KINDS.get(type(node), ((), type(node).__name__))[1]
 
 
@@ -286,8 +286,8 @@ def _found(value: Any, path: Path) -> str:
     """Return the value as the user wrote it, or only its type if it may be a credential."""
     hidden = "env" in path or any(isinstance(step, str) and CREDENTIAL_NAME.fullmatch(step) for step in path)
     if hidden or isinstance(value, Mapping | list | tuple):
-        words = (words for kinds, words in _KINDS.values() if isinstance(value, kinds))
-        return next(words, type(value).__name__)
+        descriptions = (description for kinds, description in _KINDS.values() if isinstance(value, kinds))
+        return next(descriptions, type(value).__name__)
     if isinstance(value, bool):
         return str(value).lower()
     text = f'"{value}"' if isinstance(value, str) else str(value)

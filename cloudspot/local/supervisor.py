@@ -49,7 +49,7 @@ class Supervisor:
         """When the power button of a reclaimed machine will be pressed."""
         self._seen_requests: set[str] = set()
         self._owner_seen_at = time.monotonic()
-        self._told_to_stop = False
+        self._must_stop = False
 
     def start(self) -> None:
         """Create the machine's disk and memory, serve its metadata, and record that all is ready."""
@@ -96,7 +96,7 @@ class Supervisor:
 
     def _end_reason(self, now: float) -> EndReason | None:
         """Return why the machine must end now, or None; start any reclaims that are due."""
-        if self._told_to_stop or self._is_orphaned(now):
+        if self._must_stop or self._is_orphaned(now):
             return EndReason.LOST
         requests = self.machine.requests()
         if "terminate" in requests:
@@ -186,7 +186,7 @@ class Supervisor:
         _log.info("machine %s: booted", self.record.id)
 
     def _stop(self, *_: object) -> None:
-        self._told_to_stop = True
+        self._must_stop = True
 
 
 def main(directory: Path) -> int:

@@ -49,7 +49,7 @@ def is_observed() -> bool:
     return bool(_observers)
 
 
-def tell(exchange: ApiExchange) -> None:
+def report(exchange: ApiExchange) -> None:
     """Pass an exchange to the observers."""
     for observer in _observers:
         observer(exchange)

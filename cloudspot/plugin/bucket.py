@@ -35,7 +35,7 @@ class RangeBeyondEnd(CloudspotError):
     """The requested range begins at or after the object's end."""
 
 
-class NotTold(Exception):
+class IncompleteAnswer(Exception):
     """An answer lacks data that the cloud includes in every answer of its kind, so it is not the cloud's."""
 
 
@@ -171,7 +171,7 @@ class Bucket(ABC):
     """The shell command that creates a bucket, up to the bucket's name."""
 
     def __init_subclass__(cls) -> None:
-        """Wrap the class's requests so that an unreadable answer raises NotTold."""
+        """Wrap the class's requests so that an unreadable answer raises IncompleteAnswer."""
         super().__init_subclass__()
         for name in ("connect", "head", "download", "list_names", "list_uploads", "delete_names"):
             if name in cls.__dict__:
@@ -280,7 +280,7 @@ class Bucket(ABC):
             yield self._client
         except self.errors.raised as error:
             raise self.translated(error, verb, key) from error
-        except NotTold as missing:
+        except IncompleteAnswer as missing:
             what = f"{self.url}: cannot {verb} {key}".rstrip()
             raise TransientError(
                 f"{what}: the answer is not {self.errors.cloud}'s, since it lacks {missing}: is there a "
@@ -352,19 +352,19 @@ def _reading(request: Callable[..., T]) -> Callable[..., T]:
         except self.errors.raised:
             raise
         except UNREADABLE as error:
-            raise NotTold("readable content") from error
+            raise IncompleteAnswer("readable content") from error
 
     return read
 
 
-def told(value: T | None, what: str) -> T:
+def require(value: T | None, what: str) -> T:
     """Return a value that the cloud includes in every answer of this kind.
 
     Raises:
-        NotTold: the answer lacks the value.
+        IncompleteAnswer: the answer lacks the value.
     """
     if value is None or value == "":
-        raise NotTold(what)
+        raise IncompleteAnswer(what)
     return value
 
 

@@ -37,7 +37,7 @@ class Checklist:
         except NotKnown as error:
             self._found.append(CheckResult(name=name, ok=True, is_known=False, detail=str(error)))
         except CloudspotError as error:
-            is_right = isinstance(error, AuthError) and any(word in str(error) for word in _MISSING_RIGHT)
+            is_right = isinstance(error, AuthError) and any(sign in str(error) for sign in _MISSING_RIGHT)
             advice = remedy or (self.remedy if is_right else "")
             self._found.append(CheckResult(name=name, ok=False, detail=str(error), remedy=advice))
             return False
@@ -108,16 +108,16 @@ def trial_launch(offer: Offer) -> InstanceGroup:
     )
 
 
-def compare_clock(said: str | None, *, whose: str) -> str:
+def compare_clock(date: str | None, *, server: str) -> str:
     """Compare this clock with the ``Date`` header of an answer.
 
     Raises:
         NotKnown: the answer has no date.
         CloudspotError: the difference is so large that requests are refused.
     """
-    if said is None:
-        raise NotKnown(f"the answer of {whose} has no date")
-    skew = (datetime.now(timezone.utc) - parsedate_to_datetime(said)).total_seconds()
+    if date is None:
+        raise NotKnown(f"the answer of {server} has no date")
+    skew = (datetime.now(timezone.utc) - parsedate_to_datetime(date)).total_seconds()
     if abs(skew) > MAX_SKEW_SECONDS:
-        raise CloudspotError(f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} {whose}'s")
-    return f"within {max(2.0, abs(skew)):.0f} s of {whose}'s"
+        raise CloudspotError(f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} {server}'s")
+    return f"within {max(2.0, abs(skew)):.0f} s of {server}'s"

@@ -92,9 +92,9 @@ class SdkErrors(ABC):
 
     def shown(self, error: BaseException) -> str:
         """Return the service's message together with its code."""
-        said = self.message_of(error) or f"HTTP status {self.status_of(error)}"
+        message = self.message_of(error) or f"HTTP status {self.status_of(error)}"
         code = self.code_of(error)
-        return f"{said} ({code})" if code else said
+        return f"{message} ({code})" if code else message
 
     def is_denied(self, code: str, status: int) -> bool:
         """Return whether a refusal means that a permission is missing."""

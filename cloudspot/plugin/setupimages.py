@@ -79,8 +79,8 @@ def base_digest(image: str, *, has_cloudspot: bool) -> str:
 
     An image that contains cloudspot is used only by that version, because nothing is installed on it.
     """
-    said = f"{image} {__version__}" if has_cloudspot else image
-    return hashlib.sha256(said.encode()).hexdigest()[:12]
+    text = f"{image} {__version__}" if has_cloudspot else image
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def image_of(offer: Offer) -> str | None:

@@ -80,7 +80,7 @@ class CloudPart(SetupPart):
                 "; run this as an administrator of the account, or give one what "
                 f"`cloudspot setup {self.provider} --print commands` prints"
             )
-            is_forbidden = any(word in str(error) for word in self.forbids)
+            is_forbidden = any(sign in str(error) for sign in self.forbids)
             raise AuthError(
                 f"{error}{_BY_THE_ORGANISATION if is_forbidden else by_an_administrator}"
             ) from error

@@ -62,7 +62,7 @@ def unsaved(history: History) -> Iterator[str]:
     upload = max(beat.upload_seconds or 0.0 for beat in training)
     if seconds >= max(UNSAVED_SECONDS, 3 * max(interval, 1.5 * upload)):
         yield (
-            f"no checkpoint was committed for {_how_long(seconds)}, though the training goes on: all work "
+            f"no checkpoint was committed for {_duration(seconds)}, though the training goes on: all work "
             f"after step {saved_step} is on its machines only; the logs say why"
         )
 
@@ -74,15 +74,15 @@ def idleness(history: History) -> str:
         beat = own_beat(history.launches[seat.launch - 1], seat.rank)
         if beat is not None and beat.idle is not None:
             idle[seat] = beat.idle
-    return f"{_who(idle)}: {min(idle.values(), key=lambda one: one.seconds).text}" if idle else ""
+    return f"{_brief_names(idle)}: {min(idle.values(), key=lambda one: one.seconds).text}" if idle else ""
 
 
-def _how_long(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     minutes = seconds / 60
     return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
 
 
-def _who(seats: Collection[Seat]) -> str:
+def _brief_names(seats: Collection[Seat]) -> str:
     return named(seats) if len(seats) <= MAX_NAMED else f"{len(seats)} nodes"
 
 
@@ -105,6 +105,6 @@ def silence(history: History, now: datetime) -> Iterator[str]:
             silent[seat] = seconds
     if silent:
         yield (
-            f"no heartbeat came from {_who(silent)} for {_how_long(min(silent.values()))}; "
+            f"no heartbeat came from {_brief_names(silent)} for {_duration(min(silent.values()))}; "
             "each is billed until a driver (attach, reconcile) finds out that it has ended"
         )

@@ -33,10 +33,10 @@ class Bottleneck:
     @property
     def text(self) -> str:
         """The bottleneck and the advice in one line."""
-        return f"{_SAID[self.kind].format(self.share)}; {self.advice}"
+        return f"{_SUMMARIES[self.kind].format(self.share)}; {self.advice}"
 
 
-_SAID: dict[LimitKind, str] = {
+_SUMMARIES: dict[LimitKind, str] = {
     "data-loader": "data loader: {:.0%} of the time goes to waiting for batches",
     "saves": "saves: {:.0%} of the time goes to saving",
     "gpu": "GPU: busy {:.0%} of the time",

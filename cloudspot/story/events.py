@@ -199,17 +199,17 @@ def _started(history: History, generation: Generation) -> Iterator[Event]:
 def _changes(history: History, generation: Generation) -> str:
     """Return a phrase about the nodes that have joined and left the generation, for the end of a line."""
     before = history.generations[generation.number - 2].seats if generation.number > 1 else ()
-    came = [seat for seat in generation.seats if seat not in before]
-    went = [seat for seat in before if seat not in generation.seats]
-    if len(came) == len(generation.seats):
-        return f" on {named(came)}" if before or len(came) > 1 else ""
-    said = [f"with {named(came)}"] if came else []
-    said += [f"without {named(went)}"] if went else []
-    return f", {' and '.join(said)}" if said else ""
+    joined = [seat for seat in generation.seats if seat not in before]
+    left = [seat for seat in before if seat not in generation.seats]
+    if len(joined) == len(generation.seats):
+        return f" on {named(joined)}" if before or len(joined) > 1 else ""
+    phrases = [f"with {named(joined)}"] if joined else []
+    phrases += [f"without {named(left)}"] if left else []
+    return f", {' and '.join(phrases)}" if phrases else ""
 
 
 def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Event]:
-    told = ""
+    last_text = ""
     for rank, slot in launch.claimed.items():
         if not launch.is_over(rank) or (before is not None and before.is_over(rank)):
             continue
@@ -218,13 +218,13 @@ def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Even
             text = f"node {node} {last.outcome}{_at_step(last.step, ' ')}{_because(last.detail)}"
             yield Event(EventKind.NODE_ENDED, text, last.at, last.outcome)
         elif proof is not None:
-            told = f"node {node} ({slot.instance_id}) {how_it_ended(proof)}"
-            yield Event(EventKind.NODE_ENDED, told, proof.ended_at, "lost")
+            last_text = f"node {node} ({slot.instance_id}) {how_it_ended(proof)}"
+            yield Event(EventKind.NODE_ENDED, last_text, proof.ended_at, "lost")
     if launch.kept is not None and (before is None or before.kept is None):
         yield Event(EventKind.KEPT, kept_text(launch.kept), launch.kept.at)
     end = launch_end(launch) if before is None or before.ended_at is None else None
     if end is not None:
-        why = "" if end.detail == told else _because(end.detail)  # avoids giving the same detail twice
+        why = "" if end.detail == last_text else _because(end.detail)  # avoids giving the same detail twice
         text = f"launch {launch.number} is over, {end.outcome}{why}"
         yield Event(EventKind.LAUNCH_ENDED, text, end.at)
 

@@ -14,8 +14,8 @@ def parse_seat(name: str) -> Seat:
     Raises:
         ValueError: ``name`` is not a node's name.
     """
-    told, _, number = name.partition(".")
-    launch, rank = whole_number(told, most=MAX_LAUNCHES - 1), whole_number(number, most=MAX_NODES - 1)
+    launch_text, _, number = name.partition(".")
+    launch, rank = whole_number(launch_text, most=MAX_LAUNCHES - 1), whole_number(number, most=MAX_NODES - 1)
     if not launch or rank is None:
         raise ValueError(f"{name[:40]!r} is not a node's name; expected one such as 2.0")
     return Seat(launch, rank)

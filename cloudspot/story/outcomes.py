@@ -84,8 +84,8 @@ def _outcome(launch: LaunchHistory, over: Sequence[int]) -> tuple[LaunchOutcome,
     failed = next((one for one in exits if one.outcome == "failed"), None)
     if failed is not None:
         return "failed", failed.detail
-    words = "; ".join(_last_words(launch))
-    return ("left", words) if len(exits) == len(over) else ("lost", words)
+    endings = "; ".join(_endings(launch))
+    return ("left", endings) if len(exits) == len(over) else ("lost", endings)
 
 
 def was_reclaimed(launch: LaunchHistory) -> bool:
@@ -108,12 +108,12 @@ def _reclaim(launch: LaunchHistory) -> str | None:
     return None
 
 
-def _last_words(launch: LaunchHistory) -> Iterator[str]:
-    said: dict[str, list[Seat]] = {}
+def _endings(launch: LaunchHistory) -> Iterator[str]:
+    nodes_by_ending: dict[str, list[Seat]] = {}
     for rank, last in launch.own_exits.items():
-        said.setdefault(f"{last.outcome}: {last.detail}", []).append(Seat(launch.number, rank))
-    for words, nodes in said.items():
-        yield f"{named(nodes)} {words}"
+        nodes_by_ending.setdefault(f"{last.outcome}: {last.detail}", []).append(Seat(launch.number, rank))
+    for ending, nodes in nodes_by_ending.items():
+        yield f"{named(nodes)} {ending}"
     for rank, slot in launch.claimed.items():
         certificate = launch.certificate(rank)
         if rank not in launch.own_exits and certificate is not None:
@@ -123,8 +123,8 @@ def _last_words(launch: LaunchHistory) -> Iterator[str]:
 def how_it_ended(certificate: Certificate) -> str:
     """Return the provider's reason for a machine's end, or ``vanished`` if it gave none."""
     reason = "" if certificate.end_reason is EndReason.UNKNOWN else certificate.end_reason.value
-    said = "; ".join(filter(None, (reason, certificate.detail)))
-    return f"ended: {said}" if said else "vanished"
+    text = "; ".join(filter(None, (reason, certificate.detail)))
+    return f"ended: {text}" if text else "vanished"
 
 
 VOID_OUTCOMES: dict[str, VoidOutcome] = {one: one for one in get_args(VoidOutcome)}

@@ -104,7 +104,7 @@ def last_step(history: History, generation: Generation) -> int:
     following = [seat for one in history.generations[generation.number :][:1] for seat in one.seats]
     for seat in generation.seats:
         launch = history.launch_of(seat)
-        beat, notice = (None, None) if launch is None else _words(launch, seat.rank)
+        beat, notice = (None, None) if launch is None else _latest_reports(launch, seat.rank)
         if beat is not None and beat.generation == generation.number:
             steps.append(beat.step)
         # An excluded node never comes back, so this notice is its last.
@@ -113,7 +113,7 @@ def last_step(history: History, generation: Generation) -> int:
     return max(steps)
 
 
-def _words(launch: LaunchHistory, rank: int) -> tuple[Heartbeat | None, Notice | None]:
+def _latest_reports(launch: LaunchHistory, rank: int) -> tuple[Heartbeat | None, Notice | None]:
     return launch.heartbeats.get(rank), launch.notices.get(rank)
 
 
@@ -126,8 +126,8 @@ def _reached(history: History, generation: Generation, seat: Seat) -> int | None
     if last is not None and last.generation == generation.number:
         return last.reached_step
     phases = () if beat is None else beat.phases
-    told = [one.reached_step for one in phases if one.generation == generation.number]
-    return max((step for step in told if step is not None), default=None)
+    steps = [one.reached_step for one in phases if one.generation == generation.number]
+    return max((step for step in steps if step is not None), default=None)
 
 
 def _exits_from(history: History, generation: Generation) -> list[Exit]:

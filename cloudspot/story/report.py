@@ -127,8 +127,8 @@ def _kept(history: History, now: datetime) -> dict[str, Any] | None:
 
 def _turn(turn: Turn) -> dict[str, Any]:
     what = turn.outcome if isinstance(turn, Finished) else turn.__struct_config__.tag
-    said = turn.to if isinstance(turn, Moved) else "" if isinstance(turn, Resumed) else turn.detail
-    return {"what": what, "at": _time(turn.at), "detail": said}
+    detail = turn.to if isinstance(turn, Moved) else "" if isinstance(turn, Resumed) else turn.detail
+    return {"what": what, "at": _time(turn.at), "detail": detail}
 
 
 def _last_commit(commit: Commit, *, verified: bool | None) -> dict[str, Any]:

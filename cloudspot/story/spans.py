@@ -111,12 +111,14 @@ def node_lines(history: History, parts: Sequence[Stretch], now: datetime) -> Ite
             seat, phases, beat = Seat(launch.number, rank), phases_of(launch, rank), own_beat(launch, rank)
             end = node_end(launch, rank, now, excluded=excluded) or (slot.at if beat is None else beat.at)
             begin = mark("setup" if phases or seat not in ran else "unknown", slot.at)
-            told = [one for phase in phases for one in _told(history, phase, parts, numbers)]
-            told = sorted([*told, *held.get(seat, ())], key=lambda one: one.start)
-            yield NodeLine(seat, between([mark("launching", launch.intent.at), begin, *told], end))
+            marks = [one for phase in phases for one in _phase_marks(history, phase, parts, numbers)]
+            marks = sorted([*marks, *held.get(seat, ())], key=lambda one: one.start)
+            yield NodeLine(seat, between([mark("launching", launch.intent.at), begin, *marks], end))
 
 
-def _told(history: History, phase: Phase, parts: Sequence[Stretch], held: Collection[int]) -> Iterator[Span]:
+def _phase_marks(
+    history: History, phase: Phase, parts: Sequence[Stretch], held: Collection[int]
+) -> Iterator[Span]:
     """Yield the marks of the spans that begin with a phase of a node."""
     first = "running" if history.has_no_session else "training"
     if phase.state == first and 1 <= phase.generation <= len(parts):

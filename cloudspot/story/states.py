@@ -112,12 +112,12 @@ def ended_at(history: History) -> datetime | None:
     finished = None if history.finished is None else history.finished.at
     if not is_over(replace(history, finished=None)):
         return finished
-    said = list(_last_words(history))
-    assert said, "a job that is over was stopped, keeps a machine, or has had a node that ended"
-    return max(said) if finished is None else min(max(said), finished)
+    times = list(_end_times(history))
+    assert times, "a job that is over was stopped, keeps a machine, or has had a node that ended"
+    return max(times) if finished is None else min(max(times), finished)
 
 
-def _last_words(history: History) -> Iterator[datetime]:
+def _end_times(history: History) -> Iterator[datetime]:
     """Yield when a stop was requested, a machine was kept, and the nodes that ended the job ended."""
     if history.stop is not None:
         yield history.stop.at

@@ -90,8 +90,8 @@ def _stretch(
         if launch is not None:
             phases = phases_of(launch, seat.rank)
             begun += [one.at for one in phases if one.generation == number and one.state == first]
-            said = (one.at for one in after_trainer(phases, number) if one.state in OVER)
-            end = next(said, None) or node_end(launch, seat.rank, now, excluded=excluded)
+            ends = (one.at for one in after_trainer(phases, number) if one.state in OVER)
+            end = next(ends, None) or node_end(launch, seat.rank, now, excluded=excluded)
             over += [] if end is None else [end]
     if number < len(history.generations):
         over.append(history.generations[number].at)

@@ -93,7 +93,7 @@ class _Marks:
         self._first = {seat: one.number for one in reversed(history.generations) for seat in one.seats}
         """The first generation of each node that has been in one."""
         self._supply = _supply_changes(history, self._first)
-        self._word: str | None = None
+        self._state: str | None = None
         """The last state before the changes that are left in ``_supply``, if there was one."""
 
     def all(self) -> Iterator[Span]:
@@ -125,9 +125,9 @@ class _Marks:
         restoring = max(begun) if begun and len(begun) == len(comers) else None
         until = restoring or (None if after is None else after.at)
         self._pass_over(number, begin)
-        if begin is not None and self._word is not None and (until is None or begin <= until):
-            yield mark(self._word, begin)
-        for at, state in _supply(self._word or "queued", self._supply):
+        if begin is not None and self._state is not None and (until is None or begin <= until):
+            yield mark(self._state, begin)
+        for at, state in _supply(self._state or "queued", self._supply):
             if until is not None and at > until:
                 break
             begun_at = at if begin is None else max(at, begin)
@@ -143,7 +143,7 @@ class _Marks:
         left = []
         for change in self._supply:
             if change.number == 0 and begin is not None and change.at <= begin:
-                self._word = _word_after(self._word or "queued", change.what)
+                self._state = _state_after(self._state or "queued", change.change)
             elif change.first > number:
                 left.append(change)
         self._supply = left
@@ -171,8 +171,8 @@ class _Marks:
         self, before: Generation, survivors: tuple[Seat, ...], after: Generation | None
     ) -> Iterator[Span]:
         """Yield the mark at which the surviving nodes began to restore."""
-        told = (self._restored(seat, before.number, after) for seat in survivors)
-        begun = [at for at in told if at is not None]
+        restored = (self._restored(seat, before.number, after) for seat in survivors)
+        begun = [at for at in restored if at is not None]
         if begun and before.number not in self._held:
             # The training ends when the first node begins to restore.
             yield mark("restoring", min(begun), before.number + 1)
@@ -212,7 +212,7 @@ class _Change(NamedTuple):
     """The beginning of a state of the job, or a change in the number of nodes in a state."""
 
     at: datetime
-    what: str
+    change: str
     number: int
     """1 or -1 for a node that enters or leaves the state; 0 for a state of the job."""
     first: float
@@ -222,34 +222,34 @@ class _Change(NamedTuple):
 def _supply_changes(history: History, first: Mapping[Seat, int]) -> list[_Change]:
     """Return the changes of starting machines, in order; ``first`` is the first generation of each node."""
     changes: list[_Change] = []
-    for at, word, launch in _in_journal_order(history):
-        changes.append(_Change(at, word, 0, math.inf))
+    for at, change, launch in _in_journal_order(history):
+        changes.append(_Change(at, change, 0, math.inf))
         for rank in () if launch is None else range(launch.intent.num_nodes):
             assert launch is not None
             changes += _changes(launch, rank, at, first=first.get(Seat(launch.number, rank)))
     return sorted(changes, key=lambda one: one.at)
 
 
-def _supply(word: str, changes: Sequence[_Change]) -> Iterator[tuple[datetime, str]]:
-    """Yield the job's states and their beginnings, by the machines alone; ``word`` is the state before."""
+def _supply(job_state: str, changes: Sequence[_Change]) -> Iterator[tuple[datetime, str]]:
+    """Yield the job's states and their beginnings, by the machines alone, after ``job_state``."""
     num, last = dict.fromkeys(("setup", "staging", "unknown", "launching"), 0), ""
     for at, changed, change, _ in changes:
         if change:
             num[changed] += change
         else:
-            word = _word_after(word, changed)
+            job_state = _state_after(job_state, changed)
         busy = next((one for one, count in num.items() if count), None)
-        state = word if word == "ended" or busy is None else busy
+        state = job_state if job_state == "ended" or busy is None else busy
         if state != last:
             yield at, state
         last = state
 
 
-def _word_after(word: str, what: str) -> str:
-    """Return the state of the job that follows the state ``word`` when ``what`` begins."""
-    if what not in _LEFT_BY:
-        return what
-    return word if word in _LEFT_BY[what] else "waiting"
+def _state_after(state: str, change: str) -> str:
+    """Return the state of the job that follows the state ``state`` when ``change`` begins."""
+    if change not in _LEFT_BY:
+        return change
+    return state if state in _LEFT_BY[change] else "waiting"
 
 
 _LEFT_BY = {"launched": {"suspended", "ended"}, "claimed": {"ended"}}

@@ -189,8 +189,8 @@ def _marked(report: pytest.TestReport) -> list[str]:
     return words
 
 
-def _gravity(told: tuple[str, str]) -> int:
-    return _LISTS.index(told[0])
+def _gravity(outcome: tuple[str, str]) -> int:
+    return _LISTS.index(outcome[0])
 
 
 def _last_line(report: pytest.CollectReport | pytest.TestReport) -> str:

@@ -131,7 +131,7 @@ HOLD, SAVE, RELEASE = "hold", "save", "release"
 
 
 @dataclass(frozen=True)
-class RescueWord:
+class RescueCommand:
     """``rescue.json``: the agent's order about the state that the ranks hold."""
 
     do: str
@@ -361,15 +361,15 @@ def own_state_path(handoff: Path, rank: int) -> Path:
     return handoff / f"own-state-{rank}.json"
 
 
-def write_rescue(handoff: Path, word: RescueWord) -> None:
+def write_rescue(handoff: Path, command: RescueCommand) -> None:
     """Send the ranks the agent's order about the state that they hold."""
-    write_json(rescue_path(handoff), asdict(word))
+    write_json(rescue_path(handoff), asdict(command))
 
 
-def read_rescue(handoff: Path) -> RescueWord | None:
+def read_rescue(handoff: Path) -> RescueCommand | None:
     """Return the agent's order, or None if there is none."""
     value = read_json(rescue_path(handoff))
-    return None if value is None else RescueWord(**value)
+    return None if value is None else RescueCommand(**value)
 
 
 def imports_path(handoff: Path, rank: int) -> Path:

@@ -26,7 +26,7 @@ from cloudspot.agent.last_pass import LastPass
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.membership import agreement
 from cloudspot.agent.notices.notice_file import NoticeFile
-from cloudspot.agent.notices.notice_pipe import tell_agent
+from cloudspot.agent.notices.notice_pipe import wake_agent
 from cloudspot.agent.reclaim import understand
 from cloudspot.agent.training.launching import trainer
 from cloudspot.agent.training.launching.trainer import processes_of
@@ -1128,7 +1128,7 @@ def by_hook(seconds):
 def give(hook, life, seconds):
     """What the hook does while there is an agent."""
     hook.give(by_hook(seconds))
-    tell_agent(life.context.node.directory)
+    wake_agent(life.context.node.directory)
 
 
 def recorded_notice(bench):

@@ -263,7 +263,7 @@ def test_the_end_is_told_before_the_secrets_of_its_urls_go_and_no_notifier_delay
         assert list(house.store.list_objects(keys.secrets(JOB, 0))) == []
         lasted.append(history.finished.at - history.submission.at)
         if not notify:
-            assert list(house.store.list_objects(keys.told_prefix(JOB))) == []
+            assert list(house.store.list_objects(keys.notified_prefix(JOB))) == []
     # Each request takes a while in this world; no time of a notifier's is in it.
     assert abs((lasted[1] - lasted[0]).total_seconds()) < 10
     assert sent == []

@@ -68,16 +68,16 @@ class Desk:
         """Return the requests of one look of a new driver, before each is made."""
         stops = Stops(self.store)
         sender = self.sender(stops.store)
-        return stops.steps(lambda: sender.tell(self.assess(history), []))
+        return stops.steps(lambda: sender.notify(self.assess(history), []))
 
     def assess(self, history, notify=ALL):
         spec = self.records.change(self.records.spec(), notify=notify)
         return self.records.assess(history, at=self.seconds, spec=spec)
 
-    def tell(self, sender, history, notify=ALL):
+    def notify(self, sender, history, notify=ALL):
         """Let one driver look once; return its warnings."""
         events = []
-        sender.tell(self.assess(history, notify), events)
+        sender.notify(self.assess(history, notify), events)
         assert all(one.kind is EventKind.WARNED for one in events)
         return [one.text for one in events]
 
@@ -97,7 +97,7 @@ def test_what_is_new_is_told_in_one_message_and_later_only_what_has_come_since(d
     sender = desk.sender()
     first = records.launch(notices={0: records.notice()}, heartbeats={0: records.heartbeat(at=200.0)})
     for _ in range(2):
-        assert desk.tell(sender, records.history(first, generations=(records.generation(1),))) == []
+        assert desk.notify(sender, records.history(first, generations=(records.generation(1),))) == []
     assert desk.box.titles == ["digits-1: reclaimed"]
     (message, urls), *_ = desk.box.put_in
     assert urls == {"urls[0] (json://)": "json://host/x"}
@@ -112,8 +112,8 @@ def test_what_is_new_is_told_in_one_message_and_later_only_what_has_come_since(d
     ended = records.history(
         first, records.launch(2, outcome="succeeded"), finished=records.finished(detail="all \x1b[31mdone")
     )
-    desk.tell(sender, ended)
-    desk.tell(desk.sender(), ended)
+    desk.notify(sender, ended)
+    desk.notify(desk.sender(), ended)
     assert desk.box.titles[1:] == ["digits-1: finished, relaunched"]
     assert desk.box.lines[-1] == "2026-01-01 00:03 UTC: job succeeded: all  [31mdone"
     assert desk.box.put_in[1][0].severity is Severity.SUCCESS
@@ -129,7 +129,7 @@ def test_of_three_drivers_each_event_is_told_once_and_together_however_they_inte
         driver = rng.choice(drivers)
         sender = senders[driver]
         if driver not in looks:
-            looks[driver] = driver.steps(lambda sender=sender: sender.tell(desk.assess(history), []))
+            looks[driver] = driver.steps(lambda sender=sender: sender.notify(desk.assess(history), []))
         if next(looks[driver], None) is None:
             del looks[driver]
     lines = desk.box.lines
@@ -147,8 +147,8 @@ def test_a_driver_that_is_killed_loses_what_it_has_marked_and_nothing_is_told_tw
     killed.close()
     for _ in range(3):
         desk.seconds += LEAVE_SECONDS
-        desk.tell(desk.sender(), history)
-    marks = [meta.key for meta in desk.store.list_objects(keys.told_prefix(JOB))]
+        desk.notify(desk.sender(), history)
+    marks = [meta.key for meta in desk.store.list_objects(keys.notified_prefix(JOB))]
     assert len(marks) == 7
     assert len(set(desk.box.lines)) == len(desk.box.lines) <= 7
 
@@ -174,29 +174,29 @@ class LostAnswers(InMemoryStore):
 def test_a_mark_whose_answer_was_lost_is_recognised_as_ones_own(records):
     desk = Desk(records, LostAnswers())
     sender, history = desk.sender(), busy(records)
-    (warned,), none = [desk.tell(sender, history) for _ in range(2)]
+    (warned,), none = [desk.notify(sender, history) for _ in range(2)]
     assert warned.startswith(
         "notify: memory://test: it is unknown whether jobs/digits-1/told/reclaimed-1-0 was created"
     )
     assert none == []
     desk.store.is_down = False
-    assert desk.tell(sender, history) == []
+    assert desk.notify(sender, history) == []
     assert len(set(desk.box.lines)) == len(desk.box.lines) == 7
 
 
 def test_jobs_without_notify_or_news_cost_no_request(desk, records, monkeypatch):
     for name in ("put", "get", "head", "list_page"):
         monkeypatch.setattr(desk.store, name, None)
-    assert desk.tell(desk.sender(), busy(records), NotifySpec()) == []
-    assert desk.tell(desk.sender(), busy(records), NotifySpec(urls=ALL.urls, events=())) == []
-    assert desk.tell(desk.sender(), records.history(), ALL) == []
+    assert desk.notify(desk.sender(), busy(records), NotifySpec()) == []
+    assert desk.notify(desk.sender(), busy(records), NotifySpec(urls=ALL.urls, events=())) == []
+    assert desk.notify(desk.sender(), records.history(), ALL) == []
     only_costs = NotifySpec(urls=ALL.urls, events=(NewsKind.COST,))
-    assert desk.tell(desk.sender(), busy(records), only_costs) == []
+    assert desk.notify(desk.sender(), busy(records), only_costs) == []
 
 
 def test_nothing_is_told_of_a_job_that_was_removed(desk, records):
     desk.store.delete(keys.spec(JOB))
-    assert desk.tell(desk.sender(), busy(records)) == []
+    assert desk.notify(desk.sender(), busy(records)) == []
     assert desk.box.put_in == []
     assert list(desk.store.list_objects("")) == []
 
@@ -206,14 +206,14 @@ def test_secrets_are_read_before_the_job_ends_and_without_them_the_event_is_left
     key = keys.secrets(JOB, 0)
     desk.store.put(key, codec.encode(_Secrets(values={"TOKEN": "word", "OTHER": "x"})))
     early = desk.sender()
-    desk.tell(early, records.history(), notify)
+    desk.notify(early, records.history(), notify)
     desk.store.delete(key)
     ended = records.history(finished=records.finished("failed"))
     late = desk.sender()
     told = ["notify: notify.urls: TOKEN is not among the job's secrets"]
-    assert [desk.tell(late, ended, notify) for _ in range(2)] == [told, []]
+    assert [desk.notify(late, ended, notify) for _ in range(2)] == [told, []]
     assert desk.box.put_in == []
-    assert desk.tell(early, ended, notify) == []
+    assert desk.notify(early, ended, notify) == []
     ((message, urls),) = desk.box.put_in
     assert urls == {"urls[0] (json://)": "json://word@host"}
     assert message.severity is Severity.FAILURE
@@ -222,9 +222,9 @@ def test_secrets_are_read_before_the_job_ends_and_without_them_the_event_is_left
 def test_no_variable_of_the_drivers_own_is_put_into_a_url(desk, records, monkeypatch):
     monkeypatch.setenv("TOKEN", "mine")
     notify = NotifySpec(urls=("json://host/${TOKEN}",))
-    assert len(desk.tell(desk.sender(), busy(records), notify)) == 1
+    assert len(desk.notify(desk.sender(), busy(records), notify)) == 1
     desk.store.put(keys.secrets(JOB, 0), codec.encode(_Secrets(values={"TOKEN": "of the job"})))
-    desk.tell(desk.sender(), busy(records), notify)
+    desk.notify(desk.sender(), busy(records), notify)
     assert [urls for _, urls in desk.box.put_in] == [{"urls[0] (json://)": "json://host/of the job"}]
 
 
@@ -246,8 +246,8 @@ def test_only_the_submitters_computer_lets_a_url_lead_anywhere_and_no_secret_dec
     def own(**changed):
         values = {"TOPIC": "job", "TOKEN": "a%2Fb-c", "HOST": "@10.0.0.9/", **changed}
         desk.store.put(keys.secrets(JOB, 0), codec.encode(_Secrets(values=values)))
-        desk.store.delete(keys.told(JOB, "reclaimed-1-0"))
-        desk.tell(desk.sender(), records.history(records.launch(outcome="reclaimed")), notify)
+        desk.store.delete(keys.notified(JOB, "reclaimed-1-0"))
+        desk.notify(desk.sender(), records.history(records.launch(outcome="reclaimed")), notify)
         desk.seconds += LEAVE_SECONDS
         return desk.box.own
 
@@ -261,34 +261,34 @@ def test_only_the_submitters_computer_lets_a_url_lead_anywhere_and_no_secret_dec
 
 def test_a_driver_without_the_notifier_warns_once_and_leaves_the_event_to_others(desk, records):
     notify, sender = NotifySpec(urls=ALL.urls, through="pager"), desk.sender()
-    warned = [desk.tell(sender, busy(records), notify) for _ in range(2)]
+    warned = [desk.notify(sender, busy(records), notify) for _ in range(2)]
     assert warned[0][0].startswith('notify: no notifier "pager" is installed')
     assert warned[1] == []
-    assert list(desk.store.list_objects(keys.told_prefix(JOB))) == []
+    assert list(desk.store.list_objects(keys.notified_prefix(JOB))) == []
 
 
 def test_a_fresh_mark_leaves_what_is_new_to_its_maker_for_a_while_and_an_odd_clock_does_not(desk, records):
     first = records.history(records.launch(outcome="reclaimed"))
-    desk.tell(desk.sender(), first)
+    desk.notify(desk.sender(), first)
     other = desk.sender()
-    desk.tell(other, busy(records))
+    desk.notify(other, busy(records))
     assert len(desk.box.put_in) == 1
     desk.seconds += LEAVE_SECONDS
-    desk.tell(other, busy(records))
+    desk.notify(other, busy(records))
     assert len(desk.box.put_in) == 2
     stamped = records.at(desk.seconds + 3600)
     desk.store._now = lambda: stamped
-    desk.store.delete(keys.told(JOB, "reclaimed-4-0"))
-    desk.store.put(keys.told(JOB, "reclaimed-3-0"), b"another's")
-    desk.tell(desk.sender(), busy(records))
+    desk.store.delete(keys.notified(JOB, "reclaimed-4-0"))
+    desk.store.put(keys.notified(JOB, "reclaimed-3-0"), b"another's")
+    desk.notify(desk.sender(), busy(records))
     assert len(desk.box.put_in) == 3
 
 
 def test_a_bug_in_what_is_told_is_a_warning_and_the_job_is_driven_on(desk, records, monkeypatch):
     monkeypatch.setattr(notifications, "news", None)
     sender = desk.sender()
-    assert desk.tell(sender, busy(records)) == ["notify: a bug: TypeError"]
-    assert desk.tell(sender, busy(records)) == []
+    assert desk.notify(sender, busy(records)) == ["notify: a bug: TypeError"]
+    assert desk.notify(sender, busy(records)) == []
 
 
 def test_quiet_hours_hold_back_all_but_a_limit_and_the_end_and_then_tell_it_together(desk, records):
@@ -296,22 +296,22 @@ def test_quiet_hours_hold_back_all_but_a_limit_and_the_end_and_then_tell_it_toge
     drivers = [desk.sender() for _ in range(2)]
     at_night = busy(records)
     for driver in drivers:
-        desk.tell(driver, at_night, notify)
+        desk.notify(driver, at_night, notify)
     assert desk.box.put_in == []
     capped = records.change(at_night, stop=records.stop("max_cost"))
-    desk.tell(drivers[0], capped, notify)
+    desk.notify(drivers[0], capped, notify)
     assert desk.box.titles == ["digits-1: capped"]
     desk.seconds = timedelta(hours=7).total_seconds()
     for driver in drivers:
-        desk.tell(driver, capped, notify)
+        desk.notify(driver, capped, notify)
     assert desk.box.titles[1:] == ["digits-1: reclaimed, relaunched"]
     assert len(desk.box.lines) == 8
 
 
 def test_the_end_of_a_job_is_told_at_night_too_with_all_that_was_held_back(desk, records):
     notify = NotifySpec(urls=ALL.urls, quiet="00:00-23:59")
-    desk.tell(desk.sender(), busy(records), notify)
-    desk.tell(desk.sender(), busy(records, finished=records.finished("failed")), notify)
+    desk.notify(desk.sender(), busy(records), notify)
+    desk.notify(desk.sender(), busy(records, finished=records.finished("failed")), notify)
     assert desk.box.titles == ["digits-1: failed, reclaimed, relaunched"]
     assert len(desk.box.lines) == 8
 

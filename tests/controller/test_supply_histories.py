@@ -260,7 +260,7 @@ class WithoutPrincipals(assessment.Assessment):
 
 @pytest.mark.full
 def test_if_the_reaper_ends_who_has_a_notice_drained_steps_are_lost(monkeypatch):
-    real = reap._why
+    real = reap._reason_to_end
 
     def why(history, seats, instance, observed, now):
         launch = (
@@ -269,7 +269,7 @@ def test_if_the_reaper_ends_who_has_a_notice_drained_steps_are_lost(monkeypatch)
         has_notice = launch is not None and instance.rank in launch.notices
         return "it has a notice" if has_notice else real(history, seats, instance, observed, now)
 
-    monkeypatch.setattr(reap, "_why", why)
+    monkeypatch.setattr(reap, "_reason_to_end", why)
     assert first_violation("every right to run", known=(52,)) is not None
 
 

@@ -49,7 +49,7 @@ def test_three_controllers_launch_no_machine_twice_and_tell_each_event_once(user
     kinds = [kind for kind in ("will be taken", "it is up", "job succeeded") for line in told if kind in line]
     assert kinds == ["will be taken", "it is up", "job succeeded"]
     assert len(told) == 3
-    marks = [meta.key for meta in user.store.list_objects(keys.told_prefix("crowd"))]
+    marks = [meta.key for meta in user.store.list_objects(keys.notified_prefix("crowd"))]
     assert [key.rpartition("/")[2] for key in marks] == ["finished-turn-0", "reclaimed-1-0", "relaunched-2"]
     assert "notify: urls[1] (json://) answered 500; not delivered: crowd: " in said
     assert "hidden" not in said

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from e2e.test_sandbox_images import IMAGES, why_no_bare_image
+from support.first_in_full import first_in_full
 from support.jobs.acting_user import COMMAND
 from support.jobs.isolated_machines import needs_isolated_machines
 
@@ -116,7 +117,7 @@ def test_machines_start_from_an_image_with_the_setup_done_until_it_is_removed(us
     assert len(consoles) == 2
 
 
-@pytest.mark.parametrize("cloud", ["aws", "gcp", "aliyun"])
+@pytest.mark.parametrize("cloud", first_in_full("gcp", "aws", "aliyun"))
 def test_another_setup_and_a_removed_image_run_the_setup(user, tmp_path, cloud):
     seen, _ = look(user, tmp_path / "code", cloud, "whole")
     check(seen)

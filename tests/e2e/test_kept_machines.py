@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.first_in_full import first_in_full
 from support.jobs.acting_user import JOBS, User, has_ended, kill, send, supervisors_processes, wait_for
 
 from cloudspot.jobstore.journal.journal import Journal
@@ -220,7 +221,7 @@ print(json.dumps({"said": said.stdout, "dearer": dearer, "status": status, "kept
 """
 
 
-@pytest.mark.parametrize("cloud", ["aws", "gcp", "aliyun"])
+@pytest.mark.parametrize("cloud", first_in_full("aliyun", "aws", "gcp"))
 def test_in_an_emulated_cloud_too(user: User, cloud: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(CLOUD)

@@ -28,7 +28,7 @@ from support.jobs.acting_user import JOBS, User, send, supervisors_processes, wa
 from cloudspot.agent.delivery.checkpoint_states import Memory
 from cloudspot.errors import CorruptData, ObjectMissing
 from cloudspot.jobstore.checkpoints.fetching import fetch
-from cloudspot.jobstore.checkpoints.manifests import read_manifest, stands
+from cloudspot.jobstore.checkpoints.manifests import exists, read_manifest
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.layout.records import CheckpointId, Commit
 from cloudspot.local.machine_records import ReclaimRequest
@@ -182,7 +182,7 @@ class Observed:
         for commit in known:
             if commit.id not in self.commits:
                 self.commits[commit.id] = self._read(commit)
-        there = frozenset(one for one in self.commits if stands(store, JOB, one))
+        there = frozenset(one for one in self.commits if exists(store, JOB, one))
         if known == [one for one in self._journal.read() if isinstance(one, Commit)]:
             self.standing.append(there)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.first_in_full import first_in_full
 from support.jobs.acting_user import User
 from support.jobs.deadly_training import Training, rescue_of
 
@@ -47,7 +48,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[li
     return find
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", first_in_full(0, 1))
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_lost_rank_goes_on_with_the_samples_that_it_would_have_had(
     user: User, samples: Callable[[str], list[list[Any]]], loop: str, rank: int

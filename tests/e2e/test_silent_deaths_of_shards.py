@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.first_in_full import first_in_full
 from support.jobs.acting_user import User
 from support.jobs.deadly_training import Training, rescue_of
 
@@ -45,7 +46,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[lis
     return find
 
 
-@pytest.mark.parametrize("machine", [0, 1])
+@pytest.mark.parametrize("machine", first_in_full(0, 1))
 @pytest.mark.parametrize("layout", ["hsdp", "tp"])
 def test_a_machine_costs_no_step_if_another_has_a_replica_of_each_of_its_parts(
     user: User, losses: Callable[[str], list[list[Any]]], layout: str, machine: int

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.first_in_full import first_in_full
 from support.jobs.acting_user import JOBS, User, wait_for
 
 from cloudspot.cli.exit_codes import STOPPED
@@ -130,16 +131,17 @@ def stored_records(path: Path) -> Iterator[bytes]:
 
 
 @pytest.mark.timeout(2400)
-def test_three_reclaims_a_loss_without_notice_and_a_move_are_one_run_in_each_with_no_step_missing(
-    user: User, tmp_path: Path
+@pytest.mark.parametrize("num_reclaims", first_in_full(1, 3))
+def test_reclaims_a_loss_without_notice_and_a_move_are_one_run_in_each_with_no_step_missing(
+    user: User, tmp_path: Path, num_reclaims: int
 ) -> None:
     job = Tracked(user, epochs=1000)
-    for number, notice in enumerate((("--notice", "20s"),) * 3 + (("--no-notice",),), start=1):
+    for number, notice in enumerate((("--notice", "20s"),) * num_reclaims + (("--no-notice",),), start=1):
         job.await_generation(number, steps=12)
         user.cloudspot("preempt", "tracked", *notice)
-    job.await_generation(5, steps=8)
+    job.await_generation(num_reclaims + 2, steps=8)
     user.cloudspot("move", "tracked", "--market", "on-demand", "--yes", timeout=900)
-    job.await_generation(6, steps=8)
+    job.await_generation(num_reclaims + 3, steps=8)
     user.cloudspot("stop", "tracked", "--wait", status=STOPPED, timeout=400)
     shown = job.end(tmp_path, status=STOPPED)
     every = list(range(shown["step"]))
@@ -149,7 +151,7 @@ def test_three_reclaims_a_loss_without_notice_and_a_move_are_one_run_in_each_wit
     assert (rank, sorted(set(steps))) == ("0", every)
     ((run_id, offline),) = wandb_steps(tmp_path / "wandb").items()
     # W&B buffers what it writes: what it had not written of the start that was lost without notice is gone.
-    lost = shown["generations"][3]
+    lost = shown["generations"][num_reclaims]
     assert run_id == "tracked"
     assert {*every} - {*offline} <= {*range(lost["restored"]["step"], lost["last_step"] + 1)}
     # A step that was made again comes twice in these two.

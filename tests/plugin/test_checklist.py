@@ -60,12 +60,12 @@ def ago(seconds):
 
 def test_a_clock_is_compared_with_the_date_of_an_answer():
     with pytest.raises(NotKnown, match=r"^the answer of AWS has no date$"):
-        compare_clock(None, whose="AWS")
-    assert compare_clock(ago(0), whose="AWS") == "within 2 s of AWS's"
+        compare_clock(None, server="AWS")
+    assert compare_clock(ago(0), server="AWS") == "within 2 s of AWS's"
     with pytest.raises(CloudspotError, match=r"^3\d\d s ahead of AWS's$"):
-        compare_clock(ago(300), whose="AWS")
+        compare_clock(ago(300), server="AWS")
     with pytest.raises(CloudspotError, match=r"^[23]\d\d s behind Google's$"):
-        compare_clock(ago(-300), whose="Google")
+        compare_clock(ago(-300), server="Google")
 
 
 def offer(name, market, price):

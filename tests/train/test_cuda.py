@@ -248,11 +248,11 @@ def test_a_boundary_counts_only_when_the_gpu_has_come_to_it(open_session, courie
     for step in run.steps(4):
         if step == 3:
             assert run._service.held() == "since the last boundary, the GPU has not reached it"
-            run._service.tell_likeness()
+            run._service.report_likeness()
             assert not busy.query(), "it waited for the GPU"
             torch.cuda.synchronize()
             assert run._service.held().step == 3
-            run._service.tell_likeness()
+            run._service.report_likeness()
             told = handoff.read_json(handoff.likeness_path(courier.handoff, 0))
             assert [boundary for boundary, _ in told["digests"]] == [3]
         model(torch.randn(16, 64, device="cuda")).square().mean().backward()

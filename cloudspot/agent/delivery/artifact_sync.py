@@ -64,13 +64,13 @@ class ArtifactSync(Worker):
         prepare: Callable[[Callable[[], bool]], None] = lambda _: None,
         outputs: Outputs | None = None,
         is_leaving: Callable[[], bool] = lambda: False,
-        gives_way: Callable[[], bool] = lambda: False,
+        must_yield: Callable[[], bool] = lambda: False,
     ) -> None:
         """Create the sync; ``prepare`` is called before each pass, to update files derived from others.
 
         It is passed a function that returns whether it should stop and leave the rest to the next pass.
         ``outputs`` is None if outputs are not kept. Once ``is_leaving`` returns True, the background sync
-        makes passes more often, except while ``gives_way`` returns True, because checkpoints come first.
+        makes passes more often, except while ``must_yield`` returns True, because checkpoints come first.
         """
         super().__init__("artifacts")
         self._store = store
@@ -81,7 +81,7 @@ class ArtifactSync(Worker):
         self._prepare = prepare
         self._outputs = outputs
         self._is_leaving = is_leaving
-        self._gives_way = gives_way
+        self._must_yield = must_yield
         self._uploaded: dict[Path, Stamp] = {}
         self._lock = threading.Lock()
 
@@ -203,7 +203,7 @@ class ArtifactSync(Worker):
             plan = outputs.plan(self._room, self._is_sent)
         except OSError as error:
             raise TransientError(f"the outputs cannot be listed now: {error}") from error
-        self._delete(outputs, plan.in_the_way)
+        self._delete(outputs, plan.conflicting)
         known, num_failures = {*outputs.stored}, len(failures)
         outputs.stored |= self._send(keys.output, plan.files, until, failures)
         new = {name: size for name, size in outputs.stored.items() if name not in known}
@@ -306,4 +306,4 @@ class ArtifactSync(Worker):
 
     def _must_wait(self) -> bool:
         """Return whether a checkpoint needs all of the remaining time."""
-        return self._is_leaving() and self._gives_way()
+        return self._is_leaving() and self._must_yield()

@@ -79,7 +79,7 @@ def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = N
             newer = [] if is_damaged else [note for one, note in notes.items() if one > candidate]
             return _fetch(context, manifest, (*skipped, *newer), check, may_come_later=not is_damaged)
         except (CorruptData, ObjectMissing) as error:
-            if not context.retry_until(lambda c=candidate: manifests.stands(context.store, node.job_id, c)):  # type: ignore[misc]
+            if not context.retry_until(lambda c=candidate: manifests.exists(context.store, node.job_id, c)):  # type: ignore[misc]
                 _log.info("checkpoint %s was deleted in the meantime; looking for a newer one", candidate)
                 return restore_newest(context, check=check)
             _log.error("checkpoint %s does not verify, taking the one before: %s", candidate, error)
@@ -135,7 +135,7 @@ def restore_this(
         )
         return _fetch(context, manifest, (), context.obey, may_come_later=True)
     except (CorruptData, ObjectMissing) as error:
-        if not context.retry_until(lambda: manifests.stands(context.store, context.node.job_id, checkpoint)):
+        if not context.retry_until(lambda: manifests.exists(context.store, context.node.job_id, checkpoint)):
             return None
         detail = f"checkpoint {checkpoint}, which another node has verified, does not verify here: {error}"
         raise LeavingError(Leaving("failed", detail, exit_code=1)) from error
@@ -210,7 +210,7 @@ def restore_own(context: NodeContext, restored: Restored, *, place: int, num_nod
         _bring_files(context, manifest, context.obey, nodes=nodes)
     except CorruptData as error:
         reason = str(error)
-        if context.retry_until(lambda: manifests.stands(context.store, context.job_id, manifest.id)):
+        if context.retry_until(lambda: manifests.exists(context.store, context.job_id, manifest.id)):
             context.retry_until(
                 lambda: retention.note_damage(context.store, context.job_id, manifest.id, reason)
             )
@@ -344,7 +344,7 @@ def on_demand_here(context: NodeContext, checkpoint: CheckpointId) -> Restored |
     manifest = manifests.read_manifest(context.store, context.node.job_id, checkpoint)
     for place in (context.node.restore_in_memory, context.node.restore):
         if fetching.is_restored(place, manifest):
-            is_late = fetching.comes_on_demand(place)
+            is_late = fetching.is_fetched_on_demand(place)
             return Restored(checkpoint, directory=place, on_demand=manifest) if is_late else None
     return None
 

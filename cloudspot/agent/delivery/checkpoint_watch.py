@@ -24,7 +24,7 @@ SETTLED_SECONDS = 10.0
 KNOWN_SECONDS = 2.0
 """How long files must be quiet if their content shows that they are complete, because other ranks may still
 write. Also the lower bound of ``quiet_seconds``."""
-MAX_GONE = 20
+MAX_MISSING = 20
 """The number of deleted checkpoints that are kept in memory."""
 RESTLESS_SECONDS = 300.0
 """The user is warned of a checkpoint that has been incomplete for this long."""
@@ -169,9 +169,9 @@ class CheckpointWatch:
     def _forget(self, names: Collection[str]) -> None:
         """Forget all deleted checkpoints but the last few."""
         gone = [name for name in self.memory.settled if name not in names]
-        for name in gone[:-MAX_GONE]:
+        for name in gone[:-MAX_MISSING]:
             del self.memory.settled[name]
-        if len(gone) > MAX_GONE:
+        if len(gone) > MAX_MISSING:
             there = {path for seen in self._seen.values() for path in seen.look.files}
             self._born = {path: number for path, number in self._born.items() if path in there}
 
@@ -198,10 +198,10 @@ class CheckpointWatch:
         for look in looks:
             if not self.is_new(look) or not expected <= self._kinds(look):
                 continue
-            says_so = self._says_finished(look, expected)
+            is_shown_complete = self._is_shown_complete(look, expected)
             # With status 0, a checkpoint was being written when the script was asked, and may have been
             # written again later.
-            if says_so and (exited_0 or self.is_answer(look)):
+            if is_shown_complete and (exited_0 or self.is_answer(look)):
                 self._settle(look, "index")
             elif exited_0 and self.is_answer(look):
                 self._settle(look, "exit")
@@ -217,7 +217,7 @@ class CheckpointWatch:
                 # A checkpoint that the script has not touched was restored or came with the code. A
                 # checkpoint whose content shows that it is complete may be too new to be trusted, but is not
                 # being written now.
-                self.is_complete(look) or self._says_finished(look, expected) or not self.is_new(look),
+                self.is_complete(look) or self._is_shown_complete(look, expected) or not self.is_new(look),
             )
             for look in looks
             if look.files
@@ -443,12 +443,12 @@ class CheckpointWatch:
         quiet = now - seen.active_at
         if self._complete_file is not None and self._is_marked(look) and has_expected:
             return "marker"
-        if quiet >= KNOWN_SECONDS and self._says_finished(look, expected) and has_expected:
+        if quiet >= KNOWN_SECONDS and self._is_shown_complete(look, expected) and has_expected:
             return "marker" if self._incomplete_file is not None else "index"
         return "quiet" if quiet >= self.quiet_seconds and quiet > self.memory.pause else None
 
     def _may_be_complete(self, look: Look) -> bool:
-        if not self.own_version(look) or self._lies_incomplete(look) or self._is_remains(look):
+        if not self.own_version(look) or self._is_marked_incomplete(look) or self._is_remains(look):
             return False
         return self._complete_file is None or self._has(look, self._complete_file)
 
@@ -470,7 +470,7 @@ class CheckpointWatch:
         newest = max(stamp.written_at for path, stamp in own.items() if path not in markers)
         return max(own[path].written_at for path in markers) >= newest
 
-    def _says_finished(self, look: Look, expected: frozenset[str]) -> bool:
+    def _is_shown_complete(self, look: Look, expected: frozenset[str]) -> bool:
         """Return whether its content, or the removal of ``incomplete_file``, shows a checkpoint complete.
 
         ``expected`` contains the kinds of files that another, complete checkpoint has.
@@ -487,7 +487,7 @@ class CheckpointWatch:
             return bool(self.memory.settled)
         return bool(expected) and look.name not in {*self.memory.settled, *(self.memory.before or ())}
 
-    def _lies_incomplete(self, look: Look) -> bool:
+    def _is_marked_incomplete(self, look: Look) -> bool:
         marker = self._incomplete_file or (INCOMPLETE_FILE if self._complete_file is None else None)
         return marker is not None and self._has(look, marker)
 

@@ -307,7 +307,7 @@ class Courier(Worker):
         marks = files.drained_path, files.ended_loop_path
         return not all(any(mark(handoff, rank).exists() for mark in marks) for rank in status.ranks)
 
-    def _gives_way(self, name: files.SealName) -> bool:
+    def _yields_to_last_save(self, name: files.SealName) -> bool:
         """Return whether to interrupt the upload of this interval save for a sealed last save.
 
         Finish the upload first if it is this node's last part of the save and too little time is left for the
@@ -354,7 +354,7 @@ class Courier(Worker):
                     partial(parts.lend_view, data),
                     sharing=self._sent.sharing(save, name.rank),
                     progress=progress,
-                    gives_way=(lambda: False) if is_last else partial(self._gives_way, name),
+                    must_yield=(lambda: False) if is_last else partial(self._yields_to_last_save, name),
                     in_background=not is_last,
                 )
             self._sent.note(part)

@@ -54,7 +54,7 @@ COMPARE_SECONDS = 5.0
 """How often a node that uploads no part of the checkpoints looks for a commit to compare its files with."""
 BEGUN_SECONDS = 1.0
 """How often a node with a state to upload checks whether the first node has begun an upload."""
-_HOW = {
+_EVIDENCE_TEXTS = {
     "marker": "proven complete by {marker}",
     "index": "proven complete by what its framework writes last",
     "next": "taken for complete since the next save had begun (not proven)",
@@ -98,9 +98,13 @@ class DirectoryUploads(Worker):
         self._status = context.status
         self._spec = spec = job.checkpoint
         markers = [name for name in (spec.complete_file, spec.incomplete_file) if name is not None]
-        told = [spec.on_notice] if spec.on_notice is not None and spec.on_notice not in SIGNALS else []
+        notice_files = (
+            [spec.on_notice] if spec.on_notice is not None and spec.on_notice not in SIGNALS else []
+        )
         inputs = [data.path_or_default(name) for name, data in job.data.items()]
-        self._files = CheckpointFiles(node.work, spec.patterns, (*spec.exclude, *told, *inputs), markers)
+        self._files = CheckpointFiles(
+            node.work, spec.patterns, (*spec.exclude, *notice_files, *inputs), markers
+        )
         self._memory_path = node.directory / "checkpoint-watch.json"
         memory = Memory()
         with suppress(FileNotFoundError):
@@ -212,7 +216,7 @@ class DirectoryUploads(Worker):
         with self._looking:
             # A node that uploads no part of the checkpoints has only files that no checkpoint contains.
             looks = self._look_again()
-            torn = self._watch.torn(looks, only_incomplete=self._brings_part)
+            torn = self._watch.torn(looks, only_incomplete=self._contributes_part)
             self._set_aside(looks, torn, "was not complete when the script ended")
 
     def _set_aside_newer(self, restored: Restored) -> None:
@@ -228,10 +232,10 @@ class DirectoryUploads(Worker):
         ]
         self._set_aside(looks, newer, "is not what the job resumes from")
 
-    def _set_aside(self, looks: Sequence[Look], gone: Sequence[Look], why: str) -> None:
+    def _set_aside(self, looks: Sequence[Look], removed: Sequence[Look], why: str) -> None:
         # A file whose name has no step belongs to the kept checkpoints too.
-        kept = {path for look in looks if look not in gone for path in look.files}
-        for path in sorted({path for look in gone for path in (*look.roots, *_written_with(look))} - kept):
+        kept = {path for look in looks if look not in removed for path in look.files}
+        for path in sorted({path for look in removed for path in (*look.roots, *_written_with(look))} - kept):
             if not os.path.lexists(self._node.work / path):
                 continue  # it was moved with its parent directory
             target = self._move_away(path)
@@ -269,7 +273,7 @@ class DirectoryUploads(Worker):
 
         There are none while the script has a session, or if this node uploads no part of the checkpoints.
         """
-        if self._status.has_session or not self._brings_part:
+        if self._status.has_session or not self._contributes_part:
             return False
         if self._status.generation != self._context.memory.generation:
             return False  # no script has started here: every file was restored or came with the code
@@ -411,7 +415,7 @@ class DirectoryUploads(Worker):
             taken.files,
             directory=".",
             sealed_at=self._context.now(),
-            evidence=self._how(state),
+            evidence=self._evidence_text(state),
             rank=self._place,
             num_parts=num_parts,
         )
@@ -441,7 +445,7 @@ class DirectoryUploads(Worker):
             if committed.id != save.checkpoint:
                 return False  # a later checkpoint was committed first
         except CorruptData:
-            if num_parts == 1 and self._stands(save):
+            if num_parts == 1 and self._part_exists(save):
                 self._steps[save.step] = None
                 return False
             _log.exception("%s is given up", printable(state.name))
@@ -449,9 +453,9 @@ class DirectoryUploads(Worker):
             _log.error("%s is given up: %s", printable(state.name), error)
         return True
 
-    def _how(self, state: State) -> str | None:
+    def _evidence_text(self, state: State) -> str | None:
         marker = self._spec.complete_file or self._spec.incomplete_file
-        text = _HOW.get(state.evidence or "")
+        text = _EVIDENCE_TEXTS.get(state.evidence or "")
         return None if text is None else text.format(marker=marker, quiet=self._watch.quiet_seconds)
 
     def _choose_id(self, state: State) -> SaveId:
@@ -464,7 +468,7 @@ class DirectoryUploads(Worker):
             step += 1
         return SaveId(self._status.generation, step, 0)
 
-    def _stands(self, save: SaveId) -> bool:
+    def _part_exists(self, save: SaveId) -> bool:
         key = keys.part(self._node.job_id, save, 0)
         return find_meta(self._store, key) is not None
 
@@ -484,7 +488,7 @@ class DirectoryUploads(Worker):
         return self._status.ranks[0] // self._context.job.spec.procs_per_node
 
     @property
-    def _brings_part(self) -> bool:
+    def _contributes_part(self) -> bool:
         """Whether the files that the script writes on this node are a part of the checkpoint."""
         return 0 in self._status.ranks or self._num_parts > 1
 
@@ -540,7 +544,7 @@ class DirectoryUploads(Worker):
     def _suggest_all(self) -> None:
         """Warn once if a commit lacks files of this node that the script may need to resume."""
         status, now = self._status, time.monotonic()
-        if self._has_compared or self._brings_part or status.has_session or now < self._compare_at:
+        if self._has_compared or self._contributes_part or status.has_session or now < self._compare_at:
             return
         self._compare_at = now + COMPARE_SECONDS
         newest = head(self._context.journal.read())

@@ -69,7 +69,7 @@ def bring(
             )
         except CorruptData as error:
             reason = str(error)
-            if retry_until(lambda: manifests.stands(store, job_id, manifest.id), sleep=pause):
+            if retry_until(lambda: manifests.exists(store, job_id, manifest.id), sleep=pause):
                 retry_until(lambda: retention.note_damage(store, job_id, manifest.id, reason), sleep=pause)
             raise
     _log.info(

@@ -111,7 +111,7 @@ class Plan(NamedTuple):
 
     files: list[Found]
     """The files to upload."""
-    in_the_way: list[str]
+    conflicting: list[str]
     """The names to delete first, because a store cannot hold both a name and another name below it."""
     older: list[str]
     """The names to delete afterwards, to make room."""
@@ -148,9 +148,11 @@ class Outputs:
         self._now = now
         self._checkpoint = spec.patterns
         self._checkpoint_files = CheckpointFiles(node.work, spec.patterns, spec.exclude, ())
-        told = [spec.on_notice] if spec.on_notice not in SIGNALS else []
+        notice_files = [spec.on_notice] if spec.on_notice not in SIGNALS else []
         inputs = [data.path_or_default(name) for name, data in job.data.items()]
-        self._apart = frozenset(posixpath.normpath(path) for path in (*told, *inputs) if path is not None)
+        self._apart = frozenset(
+            posixpath.normpath(path) for path in (*notice_files, *inputs) if path is not None
+        )
         self._markers = frozenset({spec.complete_file, spec.incomplete_file})
         self._literal = frozenset(posixpath.normpath(pattern) for pattern in self.patterns or ())
         self._mark = node.directory / "training-began"
@@ -219,15 +221,15 @@ class Outputs:
         self._report(why, exceeding)
         wanted = self._final(kept, is_sent)
         sizes = {one.name: one.stamp.size for one in wanted}
-        in_the_way = _in_the_way(self.stored, sizes)
+        conflicting = _conflicting(self.stored, sizes)
         excess = sum({**self.stored, **sizes}.values()) - room
         gone = sorted(self.stored.keys() - {one.name for one in found})
         older = []
         for name in [*gone, *reversed(exceeding)]:
-            if excess > 0 and name in self.stored and name not in in_the_way:
+            if excess > 0 and name in self.stored and name not in conflicting:
                 older.append(name)
                 excess -= self.stored[name]
-        return Plan(wanted, in_the_way, older)
+        return Plan(wanted, conflicting, older)
 
     def may_return(self, name: str) -> bool:
         """Return whether a file in the bucket may be restored to the working directory."""
@@ -345,7 +347,7 @@ class Outputs:
             self._messages[why], self._reported[why] = text, frozenset(files)
 
 
-def _in_the_way(stored: Collection[str], names: Collection[str]) -> list[str]:
+def _conflicting(stored: Collection[str], names: Collection[str]) -> list[str]:
     """Return the stored names that are now directories, or are below a name that is now a file."""
     above = {path for name in names for path in _prefixes(name)[:-1]}
     return [name for name in stored if name in above or any(path in names for path in _prefixes(name)[:-1])]

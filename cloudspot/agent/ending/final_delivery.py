@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 UPLOAD_SECONDS = 3600.0
 """How long a node without a deadline tries to deliver its last checkpoint, which only this node has."""
-LAST_WORD_SECONDS = 600.0
+EXIT_RECORD_SECONDS = 600.0
 """How long a node without a deadline tries to deliver artifacts, log lines and exit record, each."""
 POLL_SECONDS = 0.25
 """The interval at which a node looks for the other nodes' parts of the last checkpoint."""
@@ -64,7 +64,7 @@ class FinalDelivery:
         """
         leaving = self.deliver(leaving)
         self.fall_silent()
-        self.say_last_word(leaving)
+        self.write_exit_record(leaving)
 
     def deliver(self, leaving: Leaving) -> Leaving:
         """Deliver checkpoints and artifacts; return the outcome, which may change if some were lost."""
@@ -75,7 +75,7 @@ class FinalDelivery:
         upload_seconds = 0.0 if leaving.outcome == "superseded" and is_outrun else UPLOAD_SECONDS
         uploaded = self._courier.finish(until=self._until(upload_seconds))
         self._artifacts.stop()
-        until = self._until(LAST_WORD_SECONDS)
+        until = self._until(EXIT_RECORD_SECONDS)
         synced = _attempt(
             lambda: context.retry_until(lambda: self._artifacts.sync(until=until), deadline=until),
             "artifacts",
@@ -84,7 +84,7 @@ class FinalDelivery:
             leaving = self._without_loss(leaving, uploaded=uploaded, synced=synced)
         # The last lines must include the pass's output about the job and about a missing permission.
         now = time.monotonic()
-        left = context.orders.deadline(otherwise=now + LAST_WORD_SECONDS) - now
+        left = context.orders.deadline(otherwise=now + EXIT_RECORD_SECONDS) - now
         self._end_pass(min(PASS_SECONDS, PASS_SHARE * max(0.0, left)))
         _log.info("leaving: %s (%s)", leaving.outcome, leaving.detail)
         return leaving
@@ -92,15 +92,15 @@ class FinalDelivery:
     def fall_silent(self) -> None:
         """Deliver the last log lines, and end the heartbeat."""
         now = time.monotonic()
-        deadline = self._context.orders.deadline(otherwise=now + LAST_WORD_SECONDS)
+        deadline = self._context.orders.deadline(otherwise=now + EXIT_RECORD_SECONDS)
         if not self._logs.finish(deadline=now + 0.7 * max(0.0, deadline - now)):
             _log.error("log lines were lost because their sink did not accept them in time")
         self._stop_heartbeat()
 
-    def say_last_word(self, leaving: Leaving) -> bool:
+    def write_exit_record(self, leaving: Leaving) -> bool:
         """Write the exit record; return whether it was written."""
         context = self._context
-        end = time.monotonic() + LAST_WORD_SECONDS
+        end = time.monotonic() + EXIT_RECORD_SECONDS
         return _attempt(
             lambda: context.retry_until(
                 lambda: write_exit_record(
@@ -158,7 +158,7 @@ class FinalDelivery:
         if step is None or step < status.restored_step:
             return _COMMITTED
         checkpoint = CheckpointId(status.generation, step)
-        until = self._until(LAST_WORD_SECONDS)
+        until = self._until(EXIT_RECORD_SECONDS)
         try:
             while True:
                 found = context.retry_until(lambda: self._commit(checkpoint), deadline=until)

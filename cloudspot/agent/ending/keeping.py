@@ -75,14 +75,14 @@ class Keeping:
             _log.error("this machine is not kept for inspection: %s", error)
         return leaving
 
-    def recall(self, said: Exit) -> bool:
+    def recall(self, record: Exit) -> bool:
         """Continue after an agent that wrote this exit record; return whether the machine may be kept."""
         context = self._context
         records = context.retry_until(context.journal.read)
-        is_waiting = said.waits_until is not None and context.now() < said.waits_until
+        is_waiting = record.waits_until is not None and context.now() < record.waits_until
         if not is_waiting and not (self._is_ours(records) and self._is_in_time(records)):
             return False
-        self._num_known = sum(one.at < said.at for one in records)
+        self._num_known = sum(one.at < record.at for one in records)
         context.orders.keep()
         return True
 
@@ -160,8 +160,8 @@ class Keeping:
                 records = context.journal.read()
                 if self._is_ours(records):
                     return self._is_in_time(records)
-                goes_on = any(isinstance(one, Intent) for one in records[self._num_known :])
-                if goes_on or _kept(records) is not None or why_over(records, launch) is not None:
+                has_next_launch = any(isinstance(one, Intent) for one in records[self._num_known :])
+                if has_next_launch or _kept(records) is not None or why_over(records, launch) is not None:
                     return False
             context.orders.wait(LOOK_SECONDS)
         return False
@@ -189,9 +189,9 @@ class Keeping:
 
     def _start_guard(self, seconds: float) -> None:
         if "CLOUDSPOT_SHUTDOWN" in os.environ:
-            words = ["/bin/bash", "-c", _GUARD, f"{seconds + GUARD_SECONDS:.0f}"]
+            command = ["/bin/bash", "-c", _GUARD, f"{seconds + GUARD_SECONDS:.0f}"]
             quiet = subprocess.DEVNULL
-            self._guard = subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet)
+            self._guard = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
 
 
 def _kept(records: tuple[JournalRecord, ...]) -> Kept | None:

@@ -61,11 +61,11 @@ class Failure:
     """Whether the training exited 0 in the middle of its session's loop."""
     is_consequence: bool = False
     """Whether another node's failure caused this one, as far as is known."""
-    brings_part: bool = True
+    contributes_part: bool = True
     """Whether a new checkpoint proves progress of this node's script."""
 
     @property
-    def tells_where(self) -> bool:
+    def is_step_known(self) -> bool:
         """Whether the failure's step is known: a script without a session does not report its steps."""
         return self.has_session or self.seconds < AT_ONCE_SECONDS
 
@@ -175,10 +175,10 @@ def decide_restart(
         if num_restarts >= max_restarts:
             return GiveUp(f"the training {failure}, after {num_restarts} restarts", permanent=False)
         return wait
-    if not failure.tells_where:  # the next failure counts as the first of its kind
+    if not failure.is_step_known:  # the next failure counts as the first of its kind
         memory.failed_at_step, memory.failed_with = -1, ""
     elif failure.why == FAILED and failure.fingerprint is not None:
-        is_there_again = failure.step == memory.failed_at_step or not failure.brings_part
+        is_there_again = failure.step == memory.failed_at_step or not failure.contributes_part
         if is_there_again and failure.fingerprint == memory.failed_with:
             return GiveUp(f"the training {failure} twice at step {failure.step}")
         memory.failed_at_step, memory.failed_with = failure.step, failure.fingerprint

@@ -160,8 +160,8 @@ class Membership:
             return False
         beats = self._peers.beats()
         drains = ("draining", current.number)
-        said = (beat for seat in self._other_members(current) if (beat := beats.get(seat)) is not None)
-        return any((phase.state, phase.generation) == drains for beat in said for phase in beat.phases)
+        heartbeats = (beat for seat in self._other_members(current) if (beat := beats.get(seat)) is not None)
+        return any((phase.state, phase.generation) == drains for beat in heartbeats for phase in beat.phases)
 
     def others_are_idle(self) -> bool:
         """Return whether all other members of the generation are idle or finished; make no request."""
@@ -331,9 +331,7 @@ class Membership:
                     ready_at = now
                 if context.status.is_regrouping != self._peers.is_close:
                     context.status.is_regrouping = self._peers.is_close
-                context.status.warn(
-                    "waiting", self._whom_it_waits_for(view) if waited > WARN_SECONDS else None
-                )
+                context.status.warn("waiting", self._awaited_text(view) if waited > WARN_SECONDS else None)
                 self._peers.pause()
                 continue
             if roster.members and self._peers.asked_seconds > PROOF_SECONDS:
@@ -374,7 +372,7 @@ class Membership:
         own = self._context.memory.start_seconds or 0.0
         return min(max(own, MIN_HOLD_SECONDS), MAX_HOLD_SECONDS) if asked is None else asked
 
-    def _whom_it_waits_for(self, view: View) -> str | None:
+    def _awaited_text(self, view: View) -> str | None:
         beats, busy_states = self._peers.beats(), peers.PREPARING_STATES | peers.BUSY_STATES
         busy = {
             seat: beat.state
@@ -382,8 +380,8 @@ class Membership:
             if (beat := beats.get(seat)) is not None and beat.state in busy_states
         }
         if busy:
-            whom = ", ".join(f"node {seat} ({state})" for seat, state in busy.items())
-            return f"ready, and idle until {whom} is ready too"
+            awaited = ", ".join(f"node {seat} ({state})" for seat, state in busy.items())
+            return f"ready, and idle until {awaited} is ready too"
         num_here = len(view.roster.members) if view.is_member else len(view.ready_newcomers)
         if num_here < view.min_nodes and (view.is_member or view.gone.issuperset(view.roster.members)):
             return f"ready, and idle: {num_here} of at least {view.min_nodes} nodes are here"
@@ -418,7 +416,7 @@ class Membership:
             endpoint=f"{members[0].address}:{self._port(members[0])}",
             restore_from=restored.checkpoint,
             skipped=restored.skipped,
-            why=self._why(why, roster_of(known), found.seats),
+            why=self._reason_to_start(why, roster_of(known), found.seats),
             at=context.now(),
             writer=new_nonce(),
         )
@@ -434,19 +432,19 @@ class Membership:
             instance_id, address = beat.instance_id, beat.address
         return Member(launch=seat.launch, rank=seat.rank, instance_id=instance_id, address=address or "")
 
-    def _why(self, why: str, roster: Roster, seats: Collection[Seat]) -> str:
+    def _reason_to_start(self, why: str, roster: Roster, seats: Collection[Seat]) -> str:
         """Return why a generation of these nodes starts; ``why`` is why the training ended here."""
         if roster.newest is None:
             return "first"
-        left, come = set(roster.members) - set(seats), set(seats) - set(roster.members)
+        left, added = set(roster.members) - set(seats), set(seats) - set(roster.members)
         if self._seat not in roster.members:
             return "relaunched"
         if left:
-            replaced = {roster.principals.get(seat) for seat in come}
+            replaced = {roster.principals.get(seat) for seat in added}
             went_orderly = all(seat in replaced or self._peers.has_notice(seat) for seat in left)
-            return "handed-over" if come and went_orderly else "regrouped"
+            return "handed-over" if added and went_orderly else "regrouped"
         # A failure still counts as a failure if nodes join.
-        return "joined" if come and why not in WEIGHT else why
+        return "joined" if added and why not in WEIGHT else why
 
     def _port(self, first: Member) -> int:
         """Return a port that is free on the first member; only that node can choose it."""

@@ -95,13 +95,13 @@ class FailureVotes:
         waited_for = set(self._others) - self._peers.finished(self._generation.number)
         while True:
             self._peers.refresh()
-            told = {seat: failed.unreachable for seat, failed in self._failures().items()}
+            reported = {seat: failed.unreachable for seat, failed in self._failures().items()}
             gone = {seat for seat in waited_for if self._peers.is_gone(seat)}
             exits = [self._peers.exit_record(seat) for seat in gone]
             # The last heartbeat may be unread, but the exit record shows that other machines may succeed.
-            if any(told.values()) or any(e and e.outcome == "failed" and not e.permanent for e in exits):
+            if any(reported.values()) or any(e and e.outcome == "failed" and not e.permanent for e in exits):
                 return False
-            waited_for -= gone | {seat for seat in waited_for if told.get(seat) is not None}
+            waited_for -= gone | {seat for seat in waited_for if reported.get(seat) is not None}
             if not waited_for or time.monotonic() >= until:
                 return True
             self._context.obey()

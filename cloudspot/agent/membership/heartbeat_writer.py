@@ -52,9 +52,9 @@ class HeartbeatWriter(Worker):
         """The count of changes; None until the count of an earlier agent has been read."""
         self._moved_before = 0
         """``Heartbeat.moved_bytes`` of the previous agent."""
-        self._told: object = None
+        self._last_for_peers: object = None
         """The content of the last beat that is needed by the peers."""
-        self._tells_end = False
+        self._is_finishing = False
         self._fault = ""
         """The values of the last beat that no reader would accept; empty if there were none."""
 
@@ -65,7 +65,7 @@ class HeartbeatWriter(Worker):
 
     def finish(self) -> None:
         """End the thread with a last beat that has the current status, and wait briefly for the thread."""
-        self._tells_end = True
+        self._is_finishing = True
         self.stop()
         self._join(LAST_BEAT_SECONDS)
 
@@ -134,9 +134,9 @@ class HeartbeatWriter(Worker):
             self._fault = fault
             if fault:
                 _log.warning("%s", fault)
-        told = beat.state, beat.generation, beat.failed, beat.survivors, beat.likeness, beat.idle is None
-        if told != self._told:
-            self._told, num_changes = told, num_changes + 1
+        for_peers = beat.state, beat.generation, beat.failed, beat.survivors, beat.likeness, beat.idle is None
+        if for_peers != self._last_for_peers:
+            self._last_for_peers, num_changes = for_peers, num_changes + 1
         self._num_changes = num_changes
         context.store.put(key, fill_up(codec.encode(beat), num_beats=self._counter, num_changes=num_changes))
 
@@ -178,6 +178,6 @@ class HeartbeatWriter(Worker):
             if not self._stopped.is_set():
                 next_at = min(beat_at, looked_at + self.look_seconds)
                 changed.wait(max(0.05, next_at - time.monotonic()))
-        if self._tells_end:
+        if self._is_finishing:
             with suppress(CloudspotError):
                 self.beat()

@@ -339,10 +339,10 @@ def verdict(view: View) -> Verdict:
     if roster.kept is not None:
         kept = roster.kept
         return Leave("failed", f"node {kept.seat}: {kept.detail}", True, kept.exit_code)
-    for seat, word in sorted(view.exits.items()):
+    for seat, answer in sorted(view.exits.items()):
         counts = seat in roster.members or not roster.members
-        if counts and word.outcome == "failed" and word.permanent:
-            return Leave("failed", f"node {seat}: {word.detail}", True, word.exit_code)
+        if counts and answer.outcome == "failed" and answer.permanent:
+            return Leave("failed", f"node {seat}: {answer.detail}", True, answer.exit_code)
     return _verdict_of_member(view) if view.is_member else _verdict_of_newcomer(view)
 
 
@@ -365,7 +365,7 @@ def _verdict_of_member(view: View) -> Verdict:
 def _verdict_of_newcomer(view: View) -> Verdict:
     members = view.roster.members
     if members and all(
-        (word := view.exits.get(seat)) is not None and word.outcome == "succeeded" for seat in members
+        (answer := view.exits.get(seat)) is not None and answer.outcome == "succeeded" for seat in members
     ):
         return Leave("superseded", "the job needs no more nodes")
     here = set(members) - view.gone

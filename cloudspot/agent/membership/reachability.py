@@ -43,7 +43,7 @@ def unreachable(endpoints: Mapping[Seat, tuple[str, int]]) -> frozenset[Seat]:
     return frozenset(seat for seat, has_answered in answers.items() if not has_answered)
 
 
-def goes_on(seat: Seat, members: Sequence[Seat], cut_off: Collection[Seat]) -> bool:
+def side_continues(seat: Seat, members: Sequence[Seat], cut_off: Collection[Seat]) -> bool:
     """Return whether this node's side continues: the larger side or, of two equal sides, the first member's.
 
     ``members`` are in the generation's order. The other side must leave. Each side decides this by itself,

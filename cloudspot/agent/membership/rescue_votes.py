@@ -65,16 +65,16 @@ class RescueVotes:
         """Wait before the next ``look``; an order to leave does not end this, because a rescue continues."""
         self._peers.pause(despite_orders=True)
 
-    def unsaid(self, attempt: int) -> tuple[frozenset[Seat], frozenset[Seat]]:
+    def unreported(self, attempt: int) -> tuple[frozenset[Seat], frozenset[Seat]]:
         """Return the members that may still report: those known to live, and those not heard from."""
-        said = self._reports(attempt).keys() | self._peers.finished(self.generation.number)
+        reported = self._reports(attempt).keys() | self._peers.finished(self.generation.number)
         # A member whose training has ended no longer has ranks.
-        said |= {
+        reported |= {
             seat
             for seat, beat in self._peers.beats().items()
             if beat is not None and beat.state not in {"running", "draining"}
         }
-        left = {seat for seat in self._others if seat not in said and not self._peers.is_gone(seat)}
+        left = {seat for seat in self._others if seat not in reported and not self._peers.is_gone(seat)}
         alive = {seat for seat in left if self._peers.liveness(seat) is not Liveness.UNKNOWN}
         return frozenset(alive), frozenset(left - alive)
 
@@ -118,11 +118,11 @@ class RescueVotes:
 
     def _choose(self, attempt: int) -> rescues.Choice | str:
         context = self._context
-        told = [*self._reports(attempt).values()]
+        reports = [*self._reports(attempt).values()]
         if (own := context.status.survivors) is not None:
-            told.append(own)
+            reports.append(own)
         return rescues.choose(
-            (held for each in told for held in each.held),
+            (held for each in reports for held in each.held),
             [*context.status.likeness, *self._likeness()],
             world_size=context.job.spec.procs_per_node * len(self.generation.members),
         )

@@ -36,8 +36,8 @@ def choose(
     held = sorted(reports, key=lambda each: each.rank)
     if not held:
         return "no rank holds the state of a boundary"
-    told = {digest for each in likeness for digest in each.digests}
-    if len(told) > len({boundary for boundary, _ in told}):
+    digests = {digest for each in likeness for digest in each.digests}
+    if len(digests) > len({boundary for boundary, _ in digests}):
         return "the ranks have not held the same weights"
     newest = max(each.boundary for each in held)
     before = min(each.before for each in held if each.boundary == newest)

@@ -12,7 +12,7 @@ from functools import partial
 
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.notices.notice_file import NoticeFile
-from cloudspot.agent.notices.notice_pipe import NoticePipe, PipeByte, as_notice, tell_agent
+from cloudspot.agent.notices.notice_pipe import NoticePipe, PipeByte, as_notice, wake_agent
 from cloudspot.agent.notices.notice_poller import poll_notices
 from cloudspot.agent.reclaim import CLOCK_SECONDS, Reclaim
 from cloudspot.errors import CloudspotError
@@ -42,8 +42,8 @@ class NoticeIntake:
         self._source = source
         self._pipe = pipe
         self._stopped = threading.Event()
-        self._telling = threading.Lock()
-        self._told = math.inf
+        self._logging = threading.Lock()
+        self._logged_deadline = math.inf
         """The deadline of the notice that was last logged."""
 
     def recall(self) -> None:
@@ -63,7 +63,7 @@ class NoticeIntake:
     def stop(self) -> None:
         """Ask the threads to end, which may take some time."""
         self._stopped.set()
-        tell_agent(self._context.node.directory)
+        wake_agent(self._context.node.directory)
 
     def take(self, reclaim: Reclaim) -> None:
         """Process a notice; the first is recorded, and a later one matters only with an earlier deadline."""
@@ -74,9 +74,12 @@ class NoticeIntake:
         except OSError as error:
             _log.error("the notice could not be written to the disk: %s", error)
         orders.give(reclaim=reclaim)
-        with self._telling:
-            is_first, is_news = math.isinf(self._told), reclaim.deadline < self._told - CLOCK_SECONDS
-            self._told = min(self._told, reclaim.deadline)
+        with self._logging:
+            is_first, is_news = (
+                math.isinf(self._logged_deadline),
+                reclaim.deadline < self._logged_deadline - CLOCK_SECONDS,
+            )
+            self._logged_deadline = min(self._logged_deadline, reclaim.deadline)
         if is_news:
             left = reclaim.deadline - time.monotonic()
             _log.warning("notice: this machine will %s in %.1f s", reclaim.notice.action, left)
@@ -90,16 +93,16 @@ class NoticeIntake:
 
     def _read_pipe(self) -> None:
         # Read the file first, because an earlier agent may have died before it recorded that notice.
-        word = PipeByte.NOTICE
+        pipe_byte = PipeByte.NOTICE
         while not self._stopped.is_set():
-            if word is PipeByte.STOP:
+            if pipe_byte is PipeByte.STOP:
                 _log.warning("SIGTERM: this machine is being shut down, or its agent is being stopped")
                 self.take(as_notice(now=time.monotonic(), wall=self._context.now()))
             else:
                 standing = self._file.read()
                 if standing is not None:
                     self.take(standing)
-            word = self._pipe.read()
+            pipe_byte = self._pipe.read()
             self._context.orders.is_shutting_down = True
 
     def _record(self, reclaim: Reclaim) -> None:

@@ -58,7 +58,7 @@ class NoticePipe:
                 return PipeByte(byte)
 
 
-def tell_agent(directory: Path) -> None:
+def wake_agent(directory: Path) -> None:
     """Make this machine's agent read the notice file; an agent that starts later reads it anyway."""
     try:
         pipe = os.open(_path(directory), os.O_WRONLY | os.O_NONBLOCK)

@@ -39,7 +39,7 @@ CLOSE_SECONDS = 10.0
 """How long the node waits for the person to read why the command was ended."""
 FULL_LOOK_SECONDS = 0.02
 """How often the command checks whether a program that reads slowly accepts more input."""
-SAID_BYTES = 2000
+ERRORS_BYTES = 2000
 """The maximum size of the error message that is passed on if a relay cannot start."""
 _READ_BYTES = 256 << 10
 _COMMANDS = "remote-commands"
@@ -109,7 +109,7 @@ class RunningCommand:
         status = None if why else self._status
         with suppress(ChannelEnded):
             if status is None:
-                self._channel.leave(Frame(Kind.SAID, why.encode()), Frame(Kind.CLOSE))
+                self._channel.leave(Frame(Kind.MESSAGE, why.encode()), Frame(Kind.CLOSE))
             else:
                 self._channel.send(Frame(Kind.STATUS, str(status).encode()))
         self._await_reader(CLOSE_SECONDS if why else math.inf)
@@ -128,16 +128,16 @@ class RunningCommand:
         call, runtime, ended = self._call, self._runtime, self._directory / "ended"
         python = runtime.keeper_python
         script = str(Path(relay.__file__).resolve())
-        words, variables = runtime.command(
+        command, variables = runtime.command(
             _processes(self._directory).command(python, [python, "-IS", script], ended=ended),
             self._environment,
             ended=ended,
             has_input=True,
         )
-        said = self._directory / "errors"
-        with said.open("wb") as errors:
+        errors_path = self._directory / "errors"
+        with errors_path.open("wb") as errors:
             process = subprocess.Popen(
-                words,
+                command,
                 cwd=self._context.node.work,
                 env=variables,
                 stdin=subprocess.PIPE,
@@ -161,7 +161,7 @@ class RunningCommand:
             with suppress(OSError):  # it no longer reads
                 stream.close()
         if self._status is None and not why:
-            reason = read_end(said, SAID_BYTES).decode(errors="replace").strip()
+            reason = read_end(errors_path, ERRORS_BYTES).decode(errors="replace").strip()
             why = f"the command cannot be run: {reason or 'its relay says nothing'}"
         return why
 

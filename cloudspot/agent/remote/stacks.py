@@ -56,8 +56,10 @@ def find_ranks(environ: Mapping[str, str]) -> list[Rank]:
         is_jobs = all(variables.get(name.encode()) == value.encode() for name, value in marks.items())
         generation = variables.get(files.GENERATION.encode())
         if is_jobs and is_python and generation is not None:
-            told = variables.get(b"RANK", b"")
-            number = int(told) if told.isdigit() else -1  # a job may use this name for another value
+            rank_text = variables.get(b"RANK", b"")
+            number = (
+                int(rank_text) if rank_text.isdigit() else -1
+            )  # a job may use this name for another value
             found.setdefault((int(generation), number), []).append(int(entry.name))
     newest = max((generation for generation, _ in found), default=0)
     ranks = {rank: pids for (generation, rank), pids in sorted(found.items()) if generation == newest}
@@ -79,20 +81,20 @@ def _parent_of(pid: int) -> int:
 
 def stack_of(rank: Rank) -> str:
     """Return a rank's stack, or a text that says why there is none."""
-    said = ""
+    problem = ""
     if shutil.which("py-spy"):
-        words = ["py-spy", "dump", "--pid", str(rank.pid)]
+        command = ["py-spy", "dump", "--pid", str(rank.pid)]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         except subprocess.TimeoutExpired:
-            said = "py-spy has not answered for 60 s\n"
+            problem = "py-spy has not answered for 60 s\n"
         else:
             if done.returncode == 0:
                 return done.stdout
-            said = f"py-spy: {done.stderr.strip()}\n"
+            problem = f"py-spy: {done.stderr.strip()}\n"
     if _handles(rank.pid, files.DUMP_SIGNAL):
-        return said + _dumped(rank.pid)
-    return said + (
+        return problem + _dumped(rank.pid)
+    return problem + (
         "it has no session, and py-spy is not there: add `pip install py-spy` to run.setup, or run now:"
         " cloudspot exec ID -- pip install py-spy\n" + _state_of(rank.pid)
     )

@@ -23,7 +23,7 @@ from cloudspot.agent.ending.restart_policy import (
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.membership.failure_votes import leaving_cut_off
-from cloudspot.agent.membership.reachability import goes_on
+from cloudspot.agent.membership.reachability import side_continues
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.rank_reports import RankDrained, RankEnded, read_report
 from cloudspot.agent.training.launching.trainer import log_tail
@@ -108,7 +108,7 @@ class GenerationEnd:
         self, handoff: Path, end: TrainerEnd, ordered: Leaving | None, *, seconds: float
     ) -> Leaving | str:
         context, ranks = self._context, self._context.status.ranks
-        if end.was_told:
+        if end.was_notified:
             # The exit status does not matter, nor which node must leave: the script was asked to leave.
             if 0 in ranks and not self._courier.has_answer():
                 _log.warning("the script has completed no checkpoint since it was asked to save")
@@ -156,8 +156,8 @@ class GenerationEnd:
         Its ranks may agree to leave before this node learns of the notice.
         """
         context = self._context
-        is_told = context.job.spec.checkpoint.on_notice is not None and not context.status.has_session
-        return is_told and self._membership.someone_leaves()
+        is_notified = context.job.spec.checkpoint.on_notice is not None and not context.status.has_session
+        return is_notified and self._membership.someone_leaves()
 
     def _unequal(self, handoff: Path) -> Leaving | None:
         """Return a failure if local ranks reached the end after different numbers of steps."""
@@ -210,7 +210,7 @@ class GenerationEnd:
         assert current is not None
         leaving = leaving_cut_off(self._context, others)
         _log.error("%s", leaving.detail)
-        if goes_on(seat, current.seats, others):
+        if side_continues(seat, current.seats, others):
             return "regrouped"
         return replace(leaving, log_tail=self._tail())
 
@@ -228,7 +228,9 @@ class GenerationEnd:
             fingerprint=end.fingerprint,
             is_cut_short=end.is_cut_short,
             is_consequence=end.is_consequence,
-            brings_part=status.has_session or 0 in status.ranks or context.job.spec.checkpoint.nodes == "all",
+            contributes_part=status.has_session
+            or 0 in status.ranks
+            or context.job.spec.checkpoint.nodes == "all",
         )
         tail = self._tail()
         finished = self._membership.finished()
@@ -236,7 +238,7 @@ class GenerationEnd:
             # The script failed on this node only, after the loop; it cannot be run again without the other
             # nodes.
             detail = f"the training {failure} after node {min(finished)} had finished"
-            fingerprint = failure.fingerprint if failure.tells_where else None
+            fingerprint = failure.fingerprint if failure.is_step_known else None
             return Leaving("failed", detail, end.code, fingerprint=fingerprint, log_tail=tail)
         known = generations_of(context.retry_until(context.journal.read))
         # Another node may already have proposed the next generation because of this failure.

@@ -220,7 +220,7 @@ class GenerationRun:
                 environment |= tracked[status.ranks[0]]
         plan = TrainerPlan(
             python=self._runtime.python,
-            words=run.words(self._runtime.python),
+            program=run.command_line(self._runtime.python),
             has_torchrun=run.launcher_or_default == "torchrun",
             num_nodes=len(record.members),
             node_rank=index,

@@ -46,10 +46,10 @@ def report_on(name: str, tests: Path, kits: Sequence[str] = ()) -> Mapping[str, 
         raise CloudspotError(f"the kits need {' and '.join(missing)}; run: pip install {' '.join(missing)}")
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "report.json"
-        words = ["-q", "-p", "cloudspot.testing.promises", str(tests)]
+        arguments = ["-q", "-p", "cloudspot.testing.promises", str(tests)]
         options = [f"--promises-of={name}", f"--promises-to={path}"]
         options += [f"--promises-kit={kit}" for kit in kits]
-        command = [sys.executable, "-c", _RUN, *words, *options]
+        command = [sys.executable, "-c", _RUN, *arguments, *options]
         with subprocess.Popen(command, stdout=_STANDARD_ERROR) as process:
             try:
                 status = process.wait()
@@ -57,9 +57,9 @@ def report_on(name: str, tests: Path, kits: Sequence[str] = ()) -> Mapping[str, 
                 status = process.wait()  # pytest was interrupted too, and writes a partial report.
         if not path.exists():
             raise CloudspotError(f"pytest ended with status {status} and no report; see its output above")
-        told = decode(path.read_bytes(), dict[str, Any])
-    is_broken = any(kit["failures"] or kit["not_run"] for kit in told["kits"])
-    is_kept = bool(told["kits"]) and not told["errors"] and not is_broken
+        result = decode(path.read_bytes(), dict[str, Any])
+    is_broken = any(kit["failures"] or kit["not_run"] for kit in result["kits"])
+    is_kept = bool(result["kits"]) and not result["errors"] and not is_broken
     return {
         "plugin": name,
         "ok": is_kept,
@@ -69,7 +69,7 @@ def report_on(name: str, tests: Path, kits: Sequence[str] = ()) -> Mapping[str, 
             distribution: version,
             **_dependencies(distribution),
         },
-        **told,
+        **result,
     }
 
 

@@ -48,7 +48,7 @@ def check_name(name: str) -> None:
             "them, such as acme-2"
         )
     taken = {*registry.provider_names(), *registry.store_schemes(), *registry.sandbox_names()}
-    if name in taken or registry.comes_with_cloudspot(name):
+    if name in taken or registry.has_extra(name):
         raise SpecError(f'NAME: "{name}" is taken by another plugin; choose another name')
     if find_spec(package_of(name)) is not None:
         raise SpecError(f"NAME: a package named {package_of(name)} is already installed; choose another name")
@@ -64,7 +64,7 @@ def files(name: str) -> Mapping[str, str]:
     values = {
         "NAME": name,
         "PACKAGE": package_of(name),
-        "CLASS": "".join(word.capitalize() for word in name.split("-")),
+        "CLASS": "".join(part.capitalize() for part in name.split("-")),
         "API_VERSION": str(hookspecs.API_VERSION),
         "VERSION": __version__,
         "YEAR": str(datetime.now(timezone.utc).year),

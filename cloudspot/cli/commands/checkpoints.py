@@ -16,7 +16,7 @@ from cloudspot.cli.sharedoptions import job_argument, json_option, store_option
 from cloudspot.errors import CorruptData, ObjectMissing, SpecError, TransientError
 from cloudspot.host.size_text import size_text
 from cloudspot.jobstore.checkpoints.fetching import verify
-from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_stands
+from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_exists
 from cloudspot.jobstore.layout.records import CheckpointId, Manifest
 
 step_option = click.option(
@@ -103,7 +103,7 @@ def export(
         raise SpecError(f"job {job.id} has no checkpoint to export")
     checkpoint = candidates[0]
     try:
-        with while_it_stands(job.store, job.id, checkpoint):
+        with while_it_exists(job.store, job.id, checkpoint):
             manifest = read_manifest(job.store, job.id, checkpoint)
             written = export_checkpoint(job, manifest, target, only=only, whole=whole)
     except ObjectMissing as error:
@@ -153,7 +153,7 @@ class _Described:
             return
         job = self._job
         try:
-            with while_it_stands(job.store, job.id, self._manifest.id):
+            with while_it_exists(job.store, job.id, self._manifest.id):
                 verify(job.store, job.id, self._manifest, progress=progress)
             self.value["verified"] = True
         except ObjectMissing:

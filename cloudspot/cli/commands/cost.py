@@ -125,7 +125,7 @@ def cost(
     if plot is not None:
         plot_costs(plot, cost_rows, title=f"cost by {by}")
         output.echo(f"drawn: {plot}", error=True)
-    stored.tell_faults(ctx)
+    stored.report_faults(ctx)
 
 
 def _job_outlays(history: History) -> JobOutlays:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cloudspot.cli.jobs import open_job
-from cloudspot.cli.remote.nodes import call, choose_nodes, max_requests_option, python_words
+from cloudspot.cli.remote.nodes import call, choose_nodes, max_requests_option, python_command
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import node_option, store_option
@@ -22,7 +22,7 @@ from cloudspot.jobstore.remote.channel import ChannelEnded
 from cloudspot.jobstore.remote.file_copy import CopyError
 from cloudspot.jobstore.remote.relay import MAX_FRAME_BYTES, Frame, Kind
 
-_PROGRAM = python_words("cloudspot.jobstore.remote.file_copy")
+_PROGRAM = python_command("cloudspot.jobstore.remote.file_copy")
 _MAX_LINE_BYTES = 64 << 20
 
 
@@ -53,13 +53,13 @@ def cp(source: str, target: str, node: Seat | None, max_requests: int, store_url
         about = file_copy.describe(local) if to_node else None
         process = call(job, seat, _PROGRAM, most=max_requests)
         try:
-            talk = _Talk(process)
+            talk = _Connection(process)
             path, num_bytes, moved = (
                 _send(talk, local, remote, about) if about else _fetch(talk, remote, local)
             )
         except ChannelEnded as error:
             raise CloudspotError(
-                f"the copy was interrupted: {process.said or error}; repeat the command to continue"
+                f"the copy was interrupted: {process.message or error}; repeat the command to continue"
             ) from None
         finally:
             process.close()
@@ -76,21 +76,21 @@ def _split(text: str) -> tuple[str, str] | None:
     return (job_id, path or ".") if colon and "/" not in job_id and job_id else None
 
 
-class _Talk:
+class _Connection:
     """The connection to the node's side of the copy, which exchanges lines and blocks."""
 
     def __init__(self, process: RemoteProcess) -> None:
         self._process = process
         self._rest = bytearray()
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send_message(self, message: dict[str, Any]) -> None:
         self.send(json.dumps(message).encode() + b"\n")
 
     def send(self, data: bytes) -> None:
         for start in range(0, len(data), MAX_FRAME_BYTES):
             self._process.channel.send(Frame(Kind.INPUT, data[start : start + MAX_FRAME_BYTES]))
 
-    def hear(self) -> dict[str, Any]:
+    def receive_message(self) -> dict[str, Any]:
         """Return the next message.
 
         Raises:
@@ -133,30 +133,30 @@ class _Talk:
         return False
 
 
-def _send(talk: _Talk, local: Path, remote: str, about: dict[str, Any]) -> tuple[str, int, int]:
-    talk.say({"do": "write", "path": remote, "name": local.name, "about": about})
-    told = talk.hear()
-    start, rest = file_copy.read_from(local, told["has"])
-    talk.say({"start": start})
-    with transfer(f"to {told['path']}", about["size"] - start) as advance:
+def _send(talk: _Connection, local: Path, remote: str, about: dict[str, Any]) -> tuple[str, int, int]:
+    talk.send_message({"do": "write", "path": remote, "name": local.name, "about": about})
+    reply = talk.receive_message()
+    start, rest = file_copy.read_from(local, reply["has"])
+    talk.send_message({"start": start})
+    with transfer(f"to {reply['path']}", about["size"] - start) as advance:
         for block in rest:
             if talk.has_answer():
                 break
             talk.send(block)
             advance(len(block))
-    talk.hear()
-    return told["path"], about["size"], about["size"] - start
+    talk.receive_message()
+    return reply["path"], about["size"], about["size"] - start
 
 
-def _fetch(talk: _Talk, remote: str, local: Path) -> tuple[str, int, int]:
-    talk.say({"do": "read", "path": remote})
-    told = talk.hear()
+def _fetch(talk: _Connection, remote: str, local: Path) -> tuple[str, int, int]:
+    talk.send_message({"do": "read", "path": remote})
+    reply = talk.receive_message()
     # Use the requested name: the node must not choose which local file is replaced.
     path = local / Path(remote).name if local.is_dir() else local
     with file_copy.writing(path) as file:
-        talk.say({"has": file_copy.blocks_of(file_copy.partial_of(path))})
-        start = talk.hear()["start"]
-        size = told["about"]["size"]
+        talk.send_message({"has": file_copy.blocks_of(file_copy.partial_of(path))})
+        start = talk.receive_message()["start"]
+        size = reply["about"]["size"]
         with transfer(f"to {path}", size - start) as advance:
 
             def read(most: int) -> bytes:
@@ -164,5 +164,5 @@ def _fetch(talk: _Talk, remote: str, local: Path) -> tuple[str, int, int]:
                 advance(len(data))
                 return data
 
-            file_copy.write_from(path, file, told["about"], start, read)
+            file_copy.write_from(path, file, reply["about"], start, read)
     return str(path), size, size - start

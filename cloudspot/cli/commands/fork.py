@@ -19,7 +19,7 @@ from cloudspot.cli.stored.trust import check_trusted, noting, trust_option
 from cloudspot.controller.launchrequest import find_offers
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.spec import JobSpec, change_job, check_files
-from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_stands
+from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_exists
 from cloudspot.jobstore.code.bundle import Bundle, make_bundle
 from cloudspot.jobstore.jobs.forking import bring_checkpoint, code_of
 from cloudspot.jobstore.jobs.submission import new_submission, submit_bundle
@@ -119,7 +119,7 @@ def fork(
     )
 
     def bring() -> None:
-        with while_it_stands(job.store, job.id, checkpoint):
+        with while_it_exists(job.store, job.id, checkpoint):
             manifest = read_manifest(job.store, job.id, checkpoint)
             with transfer("copying the checkpoint", manifest.size) as progress:
                 bring_checkpoint(job.store, origin, manifest, forked.job_id, progress=progress)

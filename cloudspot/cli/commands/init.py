@@ -169,8 +169,8 @@ def slow_imports(script: Path) -> dict[str, float]:
     if not names:
         return {}
     with suppress(OSError, subprocess.SubprocessError, ValueError):
-        words = [sys.executable, "-c", _MEASURE, *names]
-        done = subprocess.run(words, capture_output=True, timeout=_MEASURE_SECONDS, check=True)
+        arguments = [sys.executable, "-c", _MEASURE, *names]
+        done = subprocess.run(arguments, capture_output=True, timeout=_MEASURE_SECONDS, check=True)
         found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
         return found
     return {}
@@ -200,14 +200,14 @@ def split_command(line: str) -> tuple[str, ...]:
         SpecError: the command is malformed or empty.
     """
     try:
-        words = shlex.split(line, comments=True)
+        arguments = shlex.split(line, comments=True)
     except ValueError as error:
         raise SpecError(f"--command: {line!r} is not a command: {error}") from None
-    if not words:
+    if not arguments:
         raise SpecError("--command is empty; name a program")
-    if _FOR_A_SHELL.search(line) or "=" in words[0]:
+    if _FOR_A_SHELL.search(line) or "=" in arguments[0]:
         return ("bash", "-c", line)
-    return tuple(words)
+    return tuple(arguments)
 
 
 def job_file_text(

@@ -12,7 +12,7 @@ import click
 from cloudspot.agent.training.watching.drain_schedule import JOIN_AFTER_STARTS
 from cloudspot.calls import OffersRequest
 from cloudspot.cli import exit_codes
-from cloudspot.cli.following.detached import tell_of_drivers
+from cloudspot.cli.following.detached import echo_drivers
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.lines import echo_line, event_line, in_order_of_time
@@ -95,7 +95,7 @@ def move(
     launch = _open(job, controller, launch, job.history(), offers, target)
     if detach:
         _look(job, controller)
-        tell_of_drivers(job)
+        echo_drivers(job)
         return
     ctx.exit(_follow(job, controller, launch, target))
 
@@ -162,7 +162,7 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
         if history is not None and len(history.launches) >= launch.launch:
             if has_moved(history, launch.launch):
                 output.echo(f"job {job.id} has moved to {launch.offer.key}; the old machines end now")
-                tell_of_drivers(job)
+                echo_drivers(job)
                 return exit_codes.SUCCEEDED
             if history.finished is not None:
                 output.echo(f"job {job.id} {history.finished.outcome} before it had moved")

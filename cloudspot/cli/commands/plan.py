@@ -172,7 +172,7 @@ def _keep_text(seconds: float, planned: Sequence[PlannedLaunch]) -> str:
 
 
 def _start_text(spec: JobSpec) -> str:
-    text = " ".join(shlex.join(spec.run.words(spec.run.python or "python")).split())
+    text = " ".join(shlex.join(spec.run.command_line(spec.run.python or "python")).split())
     if spec.run.launcher_or_default != "none":
         text += f", {spec.procs_per_node} time(s), by torchrun"
     return text if spec.run.image is None else f"{text}, in a container of {spec.run.image}"

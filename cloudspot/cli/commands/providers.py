@@ -98,6 +98,6 @@ def check_all(provider: Provider, store_url: str | None, resources: Resources | 
 def echo_results(results: Sequence[CheckResult]) -> None:
     """Print a line for each result."""
     for result in results:
-        told = [result.detail, "" if result.ok else result.remedy]
-        detail = "; ".join(text for text in told if text)
+        texts = [result.detail, "" if result.ok else result.remedy]
+        detail = "; ".join(text for text in texts if text)
         output.echo(_mark(result), f" {result.name}" + (f": {detail}" if detail else ""))

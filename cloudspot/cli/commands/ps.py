@@ -93,7 +93,7 @@ def ps(
     else:
         no_match = f"no job in {store.url} matches the filter"
         output.echo(no_match if filters and page.jobs else f"no jobs in {store.url}")
-    stored.tell_faults(ctx)
+    stored.report_faults(ctx)
 
 
 def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:

@@ -110,7 +110,7 @@ def reap(
     Exits with 1 if a resource could not be listed or ended.
     """
     stores = [open_job_store(url) for url in dict.fromkeys(store_urls or [unnamed_store().url])]
-    gone = [_gone_label(url) for url in gone_urls]
+    gone = [_label_of_gone_store(url) for url in gone_urls]
     providers = [open_configured(name, None) for name in dict.fromkeys(provider_names)]
     accounts = map_parallel(
         lambda provider: provider.inventories(all_regions=all_regions), providers, num_threads=len(providers)
@@ -141,7 +141,7 @@ def reap(
     ctx.exit(exit_codes.FAILED if problems or any(one.error for one in done) else exit_codes.SUCCEEDED)
 
 
-def _gone_label(url: str) -> str:
+def _label_of_gone_store(url: str) -> str:
     """Return the label of a store that the user declares gone.
 
     Raises:

@@ -200,7 +200,7 @@ class _Rounds:
         self._complaints.pop(done.job_id, None)
         self._seen.add(done.job_id)
         for event in events:
-            echo_line(event_line(event, clock_of(self._store).now(), who=done.job_id))
+            echo_line(event_line(event, clock_of(self._store).now(), source=done.job_id))
         if summary is not None:
             _print_state(summary)
 

@@ -196,12 +196,12 @@ def _check_limits(
         start = start_seconds(history)
         refuse(hopeless(spec, offers, length_seconds=left, start_seconds=start, spent=spent), anyway=anyway)
         return
-    told = {
+    reached_texts = {
         "max_cost": f"cost {money_text(spent, limits.currency or currency)}",
         "max_runtime": f"run for {output.duration_text(ledger.run_seconds)}",
     }
     raise SpecError(
-        f"limits.{reached.reason}: the job has {told[reached.reason]}; raise the limit with --set "
+        f"limits.{reached.reason}: the job has {reached_texts[reached.reason]}; raise the limit with --set "
         f"limits.{reached.reason}=..."
     )
 

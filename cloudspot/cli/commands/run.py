@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cloudspot.cli.commands.plan import print_plan
-from cloudspot.cli.following.detached import launch, tell_of_drivers
+from cloudspot.cli.following.detached import echo_drivers, launch
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job, check_job_id, new_job_id
 from cloudspot.cli.preparing.inputs import check_places, find_inputs, inputs_text
@@ -96,5 +96,5 @@ def run(
             output.echo(line)
     warn_of_losses(prepared)  # nothing has been launched yet
     if not detach and Capability.THIS_COMPUTER not in prepared.provider.capabilities:
-        tell_of_drivers(job, when="If this command ends before the job", until="")
+        echo_drivers(job, when="If this command ends before the job", until="")
     ctx.exit(launch(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))

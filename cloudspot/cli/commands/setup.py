@@ -98,8 +98,10 @@ def setup(
             _echo_part(one)
     refused = [one for one in found if one.plan.value == "refuse"]
     if refused:
-        told = "; ".join(f"{one.part.kind} {one.part.name}: {', '.join(one.state.excess)}" for one in refused)
-        raise CloudspotError(f"nothing was made: {told}")
+        excesses = "; ".join(
+            f"{one.part.kind} {one.part.name}: {', '.join(one.state.excess)}" for one in refused
+        )
+        raise CloudspotError(f"nothing was made: {excesses}")
     missing = [one for one in found if one.plan.value in {"make", "complete"}]
     if shown is not None:
         for one in missing:

@@ -166,11 +166,11 @@ def _driver_text(value: Mapping[str, Any]) -> str:
     if driven is None or value["state"] in TERMINAL_STATES:
         return ""
     seconds = (datetime.now(timezone.utc) - datetime.fromisoformat(driven["at"])).total_seconds()
-    who = driven["by"] or "an unnamed driver"
+    driver = driven["by"] or "an unnamed driver"
     if seconds < UNDRIVEN_SECONDS:
         undone = f"; it does not do what it is asked for: {driven['undone']}" if driven["undone"] else ""
-        return f"{who}, {output.duration_text(max(0.0, seconds))} ago{undone}"
-    return f"nobody for {output.duration_text(seconds)}; the last was {who}"
+        return f"{driver}, {output.duration_text(max(0.0, seconds))} ago{undone}"
+    return f"nobody for {output.duration_text(seconds)}; the last was {driver}"
 
 
 def _origin(origin: Mapping[str, Any] | None) -> str:

@@ -44,18 +44,18 @@ class _ManyValues(click.Command):
         return super().parse_args(ctx, _spelled_out(args))
 
 
-def _spelled_out(words: Sequence[str]) -> list[str]:
+def _spelled_out(arguments: Sequence[str]) -> list[str]:
     """Return ``--trace A --trace B`` for ``--trace A B``."""
     expanded: list[str] = []
     option, num_values = "", 0
-    for word in words:
-        if word.startswith("-"):
-            option, num_values = word.partition("=")[0], int("=" in word)
+    for argument in arguments:
+        if argument.startswith("-"):
+            option, num_values = argument.partition("=")[0], int("=" in argument)
         elif option in MANY_VALUES:
             if num_values:
                 expanded.append(option)
             num_values += 1
-        expanded.append(word)
+        expanded.append(argument)
     return expanded
 
 

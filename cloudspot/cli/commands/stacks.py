@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cloudspot.cli.jobs import Job, open_job
-from cloudspot.cli.remote.nodes import call, choose_nodes, python_words
+from cloudspot.cli.remote.nodes import call, choose_nodes, python_command
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, node_option, store_option
 from cloudspot.errors import CloudspotError
@@ -13,7 +13,7 @@ from cloudspot.jobstore.layout.records import Seat
 from cloudspot.jobstore.remote.channel import DEFAULT_MAX_REQUESTS
 from cloudspot.jobstore.remote.relay import Kind
 
-_PROGRAM = python_words("cloudspot.agent.remote.stacks")
+_PROGRAM = python_command("cloudspot.agent.remote.stacks")
 
 
 @click.command("stacks")
@@ -50,7 +50,7 @@ def _ask(job: Job, seat: Seat) -> str:
                 written += frame.data
     finally:
         process.close()
-    said = written.decode(errors="replace").rstrip()
+    output_text = written.decode(errors="replace").rstrip()
     if process.status:
-        raise CloudspotError(f"node {seat}: {said or 'no output'} (status {process.status})")
-    return said
+        raise CloudspotError(f"node {seat}: {output_text or 'no output'} (status {process.status})")
+    return output_text

@@ -45,11 +45,11 @@ def launch(job: Job, *, as_json: bool, since: History | None = None) -> int:
         return exit_codes.OF_OUTCOME[finished.outcome]
     if not _has_machines(tick):
         output.warn(f"job {job.id} has no machine yet")
-    tell_of_drivers(job)
+    echo_drivers(job)
     return exit_codes.SUCCEEDED
 
 
-def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until you come back") -> None:
+def echo_drivers(job: Job, *, when: str = "From now on", until: str = " until you come back") -> None:
     """Print who else drives the job, or warn that nobody does and name a command that would.
 
     ``when`` and ``until`` name the period for which this holds.

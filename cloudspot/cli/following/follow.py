@@ -12,7 +12,7 @@ import msgspec
 
 from cloudspot.calls.retrying import doubling, retry
 from cloudspot.cli import exit_codes
-from cloudspot.cli.following.detached import tell_of_drivers
+from cloudspot.cli.following.detached import echo_drivers
 from cloudspot.cli.following.interrupts import Detached, Interrupts
 from cloudspot.cli.following.livefeed import LiveFeed
 from cloudspot.cli.following.terminal import can_hold_a_panel
@@ -21,7 +21,7 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import echo_summary
 from cloudspot.cli.screen.lines import (
-    WHO,
+    CLOUDSPOT,
     Line,
     are_nodes_named,
     echo_line,
@@ -104,7 +104,7 @@ def follow(
             echo_summary(job, feed.history)
             return exit_codes.OF_OUTCOME[feed.history.finished.outcome]
         output.echo(f"detached; job {job.id} continues. Follow it again with: {job.command('attach')}")
-        tell_of_drivers(job)
+        echo_drivers(job)
         return exit_codes.INTERRUPTED
     except JobResumed:
         output.echo(f"job {job.id} was resumed with another submission")
@@ -220,11 +220,11 @@ class _Follower:
         self._in_stack = set[tuple[str, str]]()
         """The writers, by stream and source, whose last line was a frame of a C++ stack."""
         self._log_complaint = ""
-        self._has_told_of_absence = False
-        self._has_told_of_kept = False
+        self._has_announced_absence = False
+        self._has_announced_kept = False
         self._kept_commands = (job.command("shell"), job.command("stop"))
-        self._told_step = 0
-        self._told_at = 0.0
+        self._printed_step = 0
+        self._printed_at = 0.0
 
     def on_tick(self, tick: Tick) -> None:
         """Show the events of a tick."""
@@ -248,18 +248,18 @@ class _Follower:
         if tick.history is not None and not self._is_live:
             self._print_progress(tick.history)
         if tick.kept is not None and tick.history is not None and tick.history.finished is not None:
-            self._tell_of_kept()
-        if tick.is_settled and tick.unproven and not self._has_told_of_absence:
-            self._has_told_of_absence = True
+            self._announce_kept()
+        if tick.is_settled and tick.unproven and not self._has_announced_absence:
+            self._has_announced_absence = True
             machines, has = ", ".join(tick.unproven), "has" if len(tick.unproven) == 1 else "have"
             text = f"checking that {machines} {has} ended, which usually takes half a minute"
             self._screen.print([event_line(Event(EventKind.WAITING, text), self._now())])
         self._check()
 
-    def _tell_of_kept(self) -> None:
-        if self._has_told_of_kept:
+    def _announce_kept(self) -> None:
+        if self._has_announced_kept:
             return
-        self._has_told_of_kept = True
+        self._has_announced_kept = True
         shell, stop = self._kept_commands
         text = f"the job has failed; look at the machine that is kept with: {shell}; end it with: {stop}"
         self._screen.print([event_line(Event(EventKind.KEPT, text), self._now())])
@@ -355,13 +355,13 @@ class _Follower:
         """Report progress occasionally, even if the script prints nothing."""
         job = summarise(history, self._now())
         step, now = job.step, time.monotonic()
-        if job.state != "running" or step == self._told_step or now - self._told_at < PROGRESS_SECONDS:
+        if job.state != "running" or step == self._printed_step or now - self._printed_at < PROGRESS_SECONDS:
             return
-        self._told_step, self._told_at = step, now
+        self._printed_step, self._printed_at = step, now
         metrics = f": {output.metrics_text(job.metrics)}" if job.metrics else ""
-        what = "last save" if history.has_no_session else "step"
-        text = f"{what} {output.steps_text(step, job.steps_total)}{metrics}"
-        self._screen.print([Line(job.at, WHO, text)])
+        label = "last save" if history.has_no_session else "step"
+        text = f"{label} {output.steps_text(step, job.steps_total)}{metrics}"
+        self._screen.print([Line(job.at, CLOUDSPOT, text)])
 
     def _complain(self, error: TransientError) -> None:
         if str(error) != self._log_complaint:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from cloudspot.cli.following import pace
-from cloudspot.cli.following.liveview import Sights, View, hear, look
+from cloudspot.cli.following.liveview import Sights, View, look, newest_heartbeats
 from cloudspot.controller.loop import Tick
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Seat
@@ -55,7 +55,9 @@ class LiveFeed:
         point = pace.sight(history)
         origin = pace.origin(history) if point is not None and not old.points else None
         points = old.points if origin is None else (origin,)
-        sights = Sights(points=pace.with_point(points, point), heard=hear(old.heard, history, now))
+        sights = Sights(
+            points=pace.with_point(points, point), heard=newest_heartbeats(old.heard, history, now)
+        )
         instances = tick.instances
         if instances is None:
             instances = None if before is None else before.instances

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cloudspot.cli.following.terminal import TerminalState
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.lines import WHO, Line
+from cloudspot.cli.screen.lines import CLOUDSPOT, Line
 from cloudspot.cli.screen.printable import in_one_line, shows_unicode
 
 REFRESHES_PER_SECOND = 2.0
@@ -68,7 +68,7 @@ class LiveScreen:
 
     def warn(self, text: str) -> None:
         """Print a warning above the panel."""
-        self.print([Line(datetime.now(timezone.utc), WHO, f"warning: {text}", output.WARNING_STYLE)])
+        self.print([Line(datetime.now(timezone.utc), CLOUDSPOT, f"warning: {text}", output.WARNING_STYLE)])
 
     def check(self) -> None:
         """Handle changes of the terminal since the last call: Ctrl-Z, or a new width."""

@@ -86,7 +86,7 @@ class View:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
+class SeenHeartbeat:
     """A node's newest heartbeat, and when it was first seen here, because machines' clocks may differ."""
 
     counter: int
@@ -100,18 +100,20 @@ class Sights:
     """Observations from earlier looks at a job's records."""
 
     points: tuple[Point, ...] = ()
-    heard: Mapping[Seat, Heard] = field(default_factory=dict)
+    heard: Mapping[Seat, SeenHeartbeat] = field(default_factory=dict)
 
 
-def hear(heard: Mapping[Seat, Heard], history: History, now: datetime) -> dict[Seat, Heard]:
+def newest_heartbeats(
+    known_heartbeats: Mapping[Seat, SeenHeartbeat], history: History, now: datetime
+) -> dict[Seat, SeenHeartbeat]:
     """Return the newest heartbeats of the live nodes; an unchanged heartbeat keeps its time."""
-    updated: dict[Seat, Heard] = {}
+    updated: dict[Seat, SeenHeartbeat] = {}
     for launch in history.live_launches:
         for rank, beat in launch.heartbeats.items():
             seat = Seat(launch.number, rank)
-            known, listed = heard.get(seat), launch.beats_listed.get(rank)
+            known, listed = known_heartbeats.get(seat), launch.beats_listed.get(rank)
             if known is None or (known.counter, known.listed) != (beat.counter, listed):
-                known = Heard(counter=beat.counter, at=now, listed=listed)
+                known = SeenHeartbeat(counter=beat.counter, at=now, listed=listed)
             updated[seat] = known
     return updated
 
@@ -140,11 +142,11 @@ def look(
     rate = steps_per_second(sights.points)
     commit = history.find_commit(history.head)
     seats = seats_of(history.current_launches, history.generations)
-    said = (
+    newest = (
         history.launches[seat.launch - 1].heartbeats.get(seat.rank)
         for seat in (*seats.members, *seats.newcomers)
     )
-    beats = [beat for beat in said if beat is not None]
+    beats = [beat for beat in newest if beat is not None]
     notices = [beat.notice_seconds for beat in beats if beat.notice_seconds is not None]
     uploads = [beat.upload_seconds for beat in beats if beat.upload_seconds is not None]
     end = ended_at(history) or now
@@ -199,7 +201,9 @@ def _offers(history: History) -> tuple[tuple[Offer, int], ...]:
     return tuple(by_key.values())
 
 
-def _nodes(history: History, seats: Seats, now: datetime, heard: Mapping[Seat, Heard]) -> Iterator[NodeView]:
+def _nodes(
+    history: History, seats: Seats, now: datetime, heard: Mapping[Seat, SeenHeartbeat]
+) -> Iterator[NodeView]:
     """Yield the members in rank order, then joining nodes, then excluded nodes that are still running."""
     if not seats.live:
         return
@@ -222,7 +226,7 @@ def _nodes(history: History, seats: Seats, now: datetime, heard: Mapping[Seat, H
         )
 
 
-def _node(launch: LaunchHistory, seat: Seat, now: datetime, heard: Mapping[Seat, Heard]) -> NodeView:
+def _node(launch: LaunchHistory, seat: Seat, now: datetime, heard: Mapping[Seat, SeenHeartbeat]) -> NodeView:
     slot, beat = launch.slots.get(seat.rank), own_beat(launch, seat.rank)
     if slot is None:
         return NodeView(name=str(seat), state="requested")
@@ -231,8 +235,8 @@ def _node(launch: LaunchHistory, seat: Seat, now: datetime, heard: Mapping[Seat,
         return NodeView(name=str(seat), state="lost" if last is None else last.outcome, address=slot.address)
     if beat is None:
         return NodeView(name=str(seat), state="booting", address=slot.address)
-    word = heard.get(seat)
-    silent = 0.0 if word is None else (now - word.at).total_seconds()
+    seen = heard.get(seat)
+    silent = 0.0 if seen is None else (now - seen.at).total_seconds()
     return NodeView(
         name=str(seat),
         state=beat.state,

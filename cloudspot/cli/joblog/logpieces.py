@@ -36,7 +36,7 @@ class _Stream:
     """
     standing: LogStanding | None
     """The node's last report about its log, or None if it has reported nothing."""
-    told_at: datetime | None
+    reported_at: datetime | None
     is_over: bool
     """Whether nothing will write to the log any more."""
 
@@ -162,7 +162,7 @@ def _streams(job: Job, wanted: Wanted) -> list[_Stream]:
                 num_pieces=len(own_pieces),
                 num_lines=0 if newest is None else newest.seq + 1,
                 standing=None if beat is None else beat.log,
-                told_at=None if beat is None else beat.at,
+                reported_at=None if beat is None else beat.at,
                 is_over=history.finished is not None or (launch, rank) in over,
             )
         )
@@ -200,5 +200,5 @@ def _as_json(stream: _Stream) -> dict[str, Any]:
         "node_lines": None if standing is None else standing.num_lines,
         "waiting_bytes": None if standing is None else standing.waiting_bytes,
         "error": None if standing is None else standing.error or None,
-        "told_at": None if stream.told_at is None else stream.told_at.isoformat(),
+        "told_at": None if stream.reported_at is None else stream.reported_at.isoformat(),
     }

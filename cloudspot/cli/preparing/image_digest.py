@@ -62,7 +62,7 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
     login, faults = None, list[str]()
     try:
         try:
-            data, said = _get(url, authorization=None)
+            data, stated = _get(url, authorization=None)
         except HTTPError as error:
             if error.code != HTTPStatus.UNAUTHORIZED:
                 raise
@@ -73,7 +73,7 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
             if authorization is None:
                 login = None  # the login was not sent
                 raise
-            data, said = _get(url, authorization=authorization)
+            data, stated = _get(url, authorization=authorization)
     except HTTPError as error:
         error.close()
         if error.code not in _HIDDEN:
@@ -88,8 +88,10 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
         why = str(getattr(error, "reason", error))
         raise SpecError(f"{_failed(image, registry, why)}; write {image}@sha256:...") from error
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    if said not in {None, digest}:
-        raise SpecError(_failed(image, registry, f"it states {str(said)[:80]}, but the content has {digest}"))
+    if stated not in {None, digest}:
+        raise SpecError(
+            _failed(image, registry, f"it states {str(stated)[:80]}, but the content has {digest}")
+        )
     return f"{image}@{digest}"
 
 

@@ -107,8 +107,8 @@ def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterato
     """Yield a line for each input, and one about the data that each new machine fetches and its cost."""
     for item in found:
         size = f"{item.num_files} file(s), {size_text(item.num_bytes)}"
-        how = size if item.spec.is_staged else "read in place, each time the training reads it"
-        yield f"{_where(item)}: {'not read from here' if item.unread else how}"
+        access = size if item.spec.is_staged else "read in place, each time the training reads it"
+        yield f"{_where(item)}: {'not read from here' if item.unread else access}"
     if not found:
         return
     dearest, texts = max(offers, key=lambda offer: offer.transfer_price_per_gib), []

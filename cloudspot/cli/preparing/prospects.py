@@ -162,20 +162,20 @@ def prospects_text(prospects: Prospects, spec: JobSpec) -> str:
     def amount(value: float) -> str:
         return f"{value:,.{digits}f}"
 
-    words = [f"expected: {_range_text(low, high, amount)} {expected.currency}"]
-    words[0] += f" (on demand: {amount(expected.on_demand_cost)})"
+    phrases = [f"expected: {_range_text(low, high, amount)} {expected.currency}"]
+    phrases[0] += f" (on demand: {amount(expected.on_demand_cost)})"
     low_end, high_end = (3600 * one for one in expected.end_hours)
-    words.append(f"ends in {_range_text(low_end, high_end, output.duration_text)}")
+    phrases.append(f"ends in {_range_text(low_end, high_end, output.duration_text)}")
     if expected.on_demand_hours >= 1 / 60:
-        words.append(f"on demand for {output.duration_text(3600 * expected.on_demand_hours)}")
+        phrases.append(f"on demand for {output.duration_text(3600 * expected.on_demand_hours)}")
     if expected.late_share > 0:
-        words.append(f"late in {max(1, round(100 * expected.late_share))}% of cases")
+        phrases.append(f"late in {max(1, round(100 * expected.late_share))}% of cases")
     assert prospects.length_seconds is not None, "there is a forecast"
     length = output.duration_text(prospects.length_seconds)
     source = "spot.length" if spec.spot.length or earlier is None else f"job {earlier.job_id}"
     num = prospects.experience.num_jobs
     market = "a usual market" if not num else f"the market of {num} job" + ("" if num == 1 else "s")
-    return f"{', '.join(words)}; by {length} of training ({source}) and {market}"
+    return f"{', '.join(phrases)}; by {length} of training ({source}) and {market}"
 
 
 def _range_text(low: float, high: float, text: Callable[[float], str]) -> str:

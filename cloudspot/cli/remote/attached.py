@@ -57,11 +57,11 @@ def attach(process: RemoteProcess, *, has_terminal: bool) -> int:
                 if frame is not None and not streams.write(frame):
                     return exit_codes.PIPE_CLOSED
     except ChannelEnded as error:
-        raise CloudspotError(f"the command was cut off: {process.said or error}") from None
+        raise CloudspotError(f"the command was cut off: {process.message or error}") from None
     finally:
         process.close()
-    if process.said:
-        output.warn(process.said)
+    if process.message:
+        output.warn(process.message)
     return process.status
 
 

@@ -38,7 +38,7 @@ _PYTHON = (
 )
 
 
-def python_words(module: str) -> tuple[str, ...]:
+def python_command(module: str) -> tuple[str, ...]:
     """Return the command that runs a module of cloudspot with the job's Python on a node."""
     return ("/bin/sh", "-c", _PYTHON, module)
 
@@ -70,14 +70,14 @@ def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
 
 
 def call(
-    job: Job, seat: Seat, words: Sequence[str], *, size: tuple[int, int] | None = None, most: int
+    job: Job, seat: Seat, command_line: Sequence[str], *, size: tuple[int, int] | None = None, most: int
 ) -> RemoteProcess:
     """Start a command on the node, and print to standard error how many requests it makes to the store."""
     try:
-        for word in words:
-            word.encode()
+        for argument in command_line:
+            argument.encode()
     except UnicodeEncodeError as error:
-        raise SpecError(f"{word!a} is not UTF-8, but all words of a command must be") from error
+        raise SpecError(f"{argument!a} is not UTF-8, but all words of a command must be") from error
     idle, busy = (
         f"{one.num_reads + one.num_writes:,} requests to the store an hour (usually {one.usd:.3f} USD)"
         for one in (IDLE_PER_HOUR, BUSY_PER_HOUR)
@@ -86,4 +86,4 @@ def call(
         f"calling node {seat} of job {job.id}: while nothing happens, both sides make {idle}; at most {busy}",
         error=True,
     )
-    return call_node(job.store, job.id, seat, words, size=size, requests=Requests(most))
+    return call_node(job.store, job.id, seat, command_line, size=size, requests=Requests(most))

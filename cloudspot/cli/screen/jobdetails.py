@@ -66,7 +66,7 @@ def _echo_launches(value: Mapping[str, Any], most: int) -> None:
             _offer(launch, show_provider=len(providers) > 1),
             output.moment_text(launch["started"]),
             _outcome(launch, nodes.get(launch["launch"], [])),
-            _launch_why(launch),
+            _launch_reason(launch),
         )
         for launch in kept
     ]
@@ -80,7 +80,7 @@ def _echo_launches(value: Mapping[str, Any], most: int) -> None:
     )
 
 
-def _launch_why(launch: Mapping[str, Any]) -> str:
+def _launch_reason(launch: Mapping[str, Any]) -> str:
     principals = [name for name in launch["stands_in_for"] if name is not None]
     instead = f", for {ranges(map(parse_seat, principals))}" if principals else ""
     return f"{launch['why']}{instead}{': ' if launch['detail'] else ''}{launch['detail']}"
@@ -148,7 +148,7 @@ def _echo_generations(value: Mapping[str, Any], most: int) -> None:
             str(one["last_step"]),
             steps_lost_text(one),
             "held" if one["is_holding"] else _training_time(one),
-            _why(one),
+            _generation_reason(one),
         )
         for one in kept
     ]
@@ -167,7 +167,7 @@ def _training_time(one: Mapping[str, Any]) -> str:
     return output.duration_text(_seconds_between(one["training_from"], one["training_until"]))
 
 
-def _why(one: Mapping[str, Any]) -> str:
+def _generation_reason(one: Mapping[str, Any]) -> str:
     skipped = ", ".join(one["skipped"])
     return f"{one['why']}; {skipped} did not verify" if skipped else str(one["why"])
 
@@ -266,8 +266,8 @@ def _echo_folded(rows: Sequence[object], what: str, outcomes: Sequence[str], res
     """Print the line that counts the rows that are not shown."""
     if rows:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(outcomes).most_common())
-        said = "; ".join(part for part in (counts, rest) if part)
-        output.echo(f"and {len(rows)} older {what}: {said} (--all shows them)", style="dim")
+        text = "; ".join(part for part in (counts, rest) if part)
+        output.echo(f"and {len(rows)} older {what}: {text} (--all shows them)", style="dim")
 
 
 def _echo(headers: Sequence[str], rows: Sequence[Sequence[str]], *, num_folding: int = 1) -> None:

@@ -18,7 +18,7 @@ from cloudspot.hookspecs import SANDBOX_VARIABLE
 from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import cost_text
 from cloudspot.jobstore.checkpoints.fetching import verify
-from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_stands
+from cloudspot.jobstore.checkpoints.manifests import read_manifest, while_it_exists
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.journal.lineage import head
 from cloudspot.jobstore.layout.records import CheckpointId
@@ -47,7 +47,7 @@ def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict
 def _is_whole(job: Job, checkpoint: CheckpointId, *, verify_chunks: bool) -> bool | None:
     """Return whether the checkpoint is complete, or None if it was not checked or has since been deleted."""
     try:
-        with while_it_stands(job.store, job.id, checkpoint):
+        with while_it_exists(job.store, job.id, checkpoint):
             manifest = read_manifest(job.store, job.id, checkpoint)
             if not verify_chunks:
                 return None
@@ -102,11 +102,11 @@ def weights_text(final: Mapping[str, Any]) -> str:
 
 def headline_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the most important lines; ``value`` is the value that ``show --json`` prints."""
-    told = lost = steps_lost_text(value)
+    steps_lost = lost = steps_lost_text(value)
     lost = "lost unknown" if lost == "unknown" else f"{lost} lost"
     steps = ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}")
     return [
-        steps if value["counts_steps"] else ("last save", f"{value['step']}; steps lost: {told}"),
+        steps if value["counts_steps"] else ("last save", f"{value['step']}; steps lost: {steps_lost}"),
         ("cost", _cost_text(value["cost"])),
         ("duration", output.duration_text(value["time"]["total"])),
         ("kept", _kept_text(job, value["kept"])),
@@ -210,13 +210,13 @@ def _inputs_texts(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"and {len(with_inputs) - MAX_STAGED} more nodes; --json has them all"
 
 
-def _commit_text(commit: Mapping[str, Any] | None, what: str) -> str:
+def _commit_text(commit: Mapping[str, Any] | None, label: str) -> str:
     if commit is None:
         return "none"
     size = output.shared_size_text(commit["bytes"], commit["shared_bytes"])
     verified = {None: "", True: ", verified", False: ", CORRUPT"}[commit["verified"]]
     evidence = f", {commit['evidence']}" if commit["evidence"] else ""
-    return f"{what} {commit['step']}, {size}{verified}{evidence}{_inexact(commit['rescue'])}"
+    return f"{label} {commit['step']}, {size}{verified}{evidence}{_inexact(commit['rescue'])}"
 
 
 def _inexact(rescue: Mapping[str, Any] | None) -> str:

@@ -14,7 +14,7 @@ from cloudspot.jobstore.logs.log_streams import parse_stream
 from cloudspot.model import LogRecord
 from cloudspot.story.events import Event, EventKind
 
-WHO = "cloudspot"
+CLOUDSPOT = "cloudspot"
 LABEL_WIDTH = 9
 """The width of the column for the source: ``train``, ``setup``, ``agent``, ``cloudspot``."""
 
@@ -24,14 +24,14 @@ class Line:
     """One line of output."""
 
     at: datetime
-    who: str
+    source: str
     text: str
     style: str | None = None
 
     @property
     def head(self) -> str:
         """The start of the line: the time and the source."""
-        return f"{output.clock_text(self.at)} {self.who.ljust(LABEL_WIDTH)}"
+        return f"{output.clock_text(self.at)} {self.source.ljust(LABEL_WIDTH)}"
 
 
 def echo_line(line: Line) -> None:
@@ -48,13 +48,13 @@ def are_nodes_named(max_nodes: int, history: History | None) -> bool:
 
 def record_line(record: LogRecord, *, name_nodes: bool) -> Line:
     """Return a log line for display, without its colours; if ``name_nodes``, add the name of its node."""
-    who = f"{record.source}[{Seat(*parse_stream(record.stream))}]" if name_nodes else record.source
-    return Line(record.time, who, printable(record.text))
+    source = f"{record.source}[{Seat(*parse_stream(record.stream))}]" if name_nodes else record.source
+    return Line(record.time, source, printable(record.text))
 
 
-def event_line(event: Event, now: datetime, *, who: str = WHO) -> Line:
+def event_line(event: Event, now: datetime, *, source: str = CLOUDSPOT) -> Line:
     """Return an event as a line; if the event has no time, use ``now``, which is by the store's clock."""
-    return Line(event.at or now, who, event.text, _style(event))
+    return Line(event.at or now, source, event.text, _style(event))
 
 
 def in_order_of_time(events: Sequence[Event]) -> list[Event]:

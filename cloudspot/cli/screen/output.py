@@ -59,9 +59,9 @@ def _coded(part: Styled) -> str:
     text = in_one_line(part.text)
     if part.style is None or not text:
         return text
-    words = part.style.split()
-    weights = {word: True for word in words if word in {"bold", "dim"}}
-    return click.style(text, fg=next((word for word in words if word not in weights), None), **weights)
+    styles = part.style.split()
+    weights = {style: True for style in styles if style in {"bold", "dim"}}
+    return click.style(text, fg=next((style for style in styles if style not in weights), None), **weights)
 
 
 def _put(text: str, *, error: bool = False) -> None:
@@ -93,11 +93,11 @@ def warn(text: str) -> None:
 
 def warner() -> Callable[[Exception], None]:
     """Return a function that warns of the errors of a retried call, each distinct error only once."""
-    told = set[str]()
+    shown = set[str]()
 
     def warn_once(error: Exception) -> None:
-        if str(error) not in told:
-            told.add(str(error))
+        if str(error) not in shown:
+            shown.add(str(error))
             warn(f"{error}; trying again")
 
     return warn_once

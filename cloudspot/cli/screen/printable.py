@@ -102,9 +102,9 @@ def fit(stream: Any) -> None:
     file receives the bytes unchanged.
     """
     codecs.register_error(REPLACING, _replace)
-    told = os.environ.get("LC_ALL") in {"C", "POSIX"}
+    is_ascii_locale = os.environ.get("LC_ALL") in {"C", "POSIX"}
     chosen = "PYTHONIOENCODING" in os.environ or "PYTHONUTF8" in os.environ
-    if told and not chosen and stream.isatty():
+    if is_ascii_locale and not chosen and stream.isatty():
         stream.reconfigure(encoding="ascii", errors=REPLACING)
     else:
         stream.reconfigure(errors=REPLACING)

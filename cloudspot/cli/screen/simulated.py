@@ -104,8 +104,15 @@ class Simulated:
         money = self._money(one.mean_cost)
         if self.on_demand_price is not None and money is not None:
             row.append(money_text(money, self.on_demand_price[1] or "").rstrip())
-        told = (one.reclaims, one.starts, one.spot_hours, one.on_demand_hours, one.idle_hours, one.end_hours)
-        row += [str(one.late), *("-" if value is None else f"{value:.1f}" for value in told)]
+        figures = (
+            one.reclaims,
+            one.starts,
+            one.spot_hours,
+            one.on_demand_hours,
+            one.idle_hours,
+            one.end_hours,
+        )
+        row += [str(one.late), *("-" if value is None else f"{value:.1f}" for value in figures)]
         return [*row, "" if one.end_range is None else "{:.1f} to {:.1f}".format(*one.end_range)]
 
 

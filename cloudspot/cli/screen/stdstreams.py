@@ -40,12 +40,12 @@ def prepare() -> None:
         elif isinstance(stream, io.TextIOWrapper):
             # A log line with characters that the terminal's encoding lacks must not end the command.
             fit(stream)
-    write = _saying_so(sys.stdout.write)
+    write = _reporting_failure(sys.stdout.write)
 
     def write_or_pass_on(text: str) -> int:
         return sys.stderr.write(text) if inside.plugin is not None else write(text)
 
-    for name, call in (("write", write_or_pass_on), ("flush", _saying_so(sys.stdout.flush))):
+    for name, call in (("write", write_or_pass_on), ("flush", _reporting_failure(sys.stdout.flush))):
         setattr(sys.stdout, name, call)
 
 
@@ -62,7 +62,7 @@ def end_process(status: int) -> None:
     os._exit(status)
 
 
-def _saying_so(call: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting_failure(call: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*args: Any) -> Any:
         try:
             return call(*args)

@@ -32,16 +32,16 @@ class PastRun:
     deadline: float | None
 
 
-def find_past_run(store_url: str | None, word: str, now: datetime) -> PastRun:
+def find_past_run(store_url: str | None, job_or_path: str, now: datetime) -> PastRun:
     """Return the facts from the job with this id, or from the newest job with this name in its job file.
 
     Raises:
         SpecError: the job's records do not show how long it trains.
         JobNotFound: there is no such job, or the newest jobs with that name do not show how long they train.
     """
-    if not word.endswith(".toml"):
-        return _read(open_job(store_url, word), now)
-    spec = load_job(Path(word))
+    if not job_or_path.endswith(".toml"):
+        return _read(open_job(store_url, job_or_path), now)
+    spec = load_job(Path(job_or_path))
     store = open_named_store(store_url or spec.store)
     for job_id in jobs_of_name(store, spec.name):
         with suppress(SpecError):

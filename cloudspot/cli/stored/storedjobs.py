@@ -66,7 +66,7 @@ class StoredJobs:
     ) -> _Found | None:
         """Return the result of ``fold`` on the job's records, or None if its submission was never completed.
 
-        If the records cannot be read, keep the error for ``tell_faults`` and return ``otherwise``.
+        If the records cannot be read, keep the error for ``report_faults`` and return ``otherwise``.
         """
         try:
             return fold(HistoryReader(self._store, job_id).read())
@@ -90,7 +90,7 @@ class StoredJobs:
 
         return self.each(look, list_jobs(self._store))
 
-    def tell_faults(self, ctx: click.Context) -> None:
+    def report_faults(self, ctx: click.Context) -> None:
         """Warn about the jobs whose records cannot be read, and end the command if there are any."""
         for job_id, fault in sorted(self._faults.items()):
             output.warn(f"job {job_id}: {fault}")

@@ -32,7 +32,7 @@ class BetweenPasses:
         self.is_wanted = True
         """Whether the notes of earlier passes have yet to be read."""
         self._has_left = False
-        self._stands: Suspicions | None = None
+        self._stored: Suspicions | None = None
         self._warned: frozenset[str] = frozenset()
 
     def take(self) -> str | None:
@@ -48,9 +48,9 @@ class BetweenPasses:
             return str(error)
         self.is_wanted = False
         if stored is not None:
-            self._stands, written = stored
-            self._memory.note_suspicions(self._stands, written, self._clock.monotonic())
-            self._memory.note_endings(self._stands, written, now or written)
+            self._stored, written = stored
+            self._memory.note_suspicions(self._stored, written, self._clock.monotonic())
+            self._memory.note_endings(self._stored, written, now or written)
         return None
 
     def leave(self, history: History) -> str | None:
@@ -62,12 +62,12 @@ class BetweenPasses:
             return None
         suspicions = self._memory.suspicions(history, self._clock.now())
         try:
-            if suspicions is None and self._stands is not None:
+            if suspicions is None and self._stored is not None:
                 delete_suspicions(self._store, self._job_id)
-                self._stands = None
+                self._stored = None
             elif suspicions is not None and not self._has_left:
                 write_suspicions(self._store, self._job_id, suspicions)
-                self._stands = suspicions
+                self._stored = suspicions
                 # The mark is written second, because a driver that settles the job meanwhile removes the mark
                 # first and then the notes. If the notes are written after that, the mark makes another pass
                 # look at the job.

@@ -37,8 +37,10 @@ def seconds_to_go(spec: JobSpec, history: History) -> float | None:
     if pace is None or total is None:
         return spec.spot.length
     left = max(0, total - kept)
-    told = 0.0 if spec.spot.length is None or pace.variance is not None else spec.spot.length * left / total
-    return max(told, left * pace.step_seconds)
+    declared = (
+        0.0 if spec.spot.length is None or pace.variance is not None else spec.spot.length * left / total
+    )
+    return max(declared, left * pace.step_seconds)
 
 
 def seconds_to_end(history: History) -> float | None:
@@ -98,7 +100,7 @@ class _Pace:
 
 def _pace(history: History) -> _Pace | None:
     """Return the pace of the job on its present machines, or None if that is not known."""
-    now = _told_pace(history)
+    now = _reported_pace(history)
     intervals = _intervals(history)
     num_steps = sum(steps for steps, _ in intervals)
     if now is None or len(intervals) < MIN_INTERVALS:
@@ -111,7 +113,7 @@ def _pace(history: History) -> _Pace | None:
     return dataclasses.replace(now, variance=variance)
 
 
-def _told_pace(history: History) -> _Pace | None:
+def _reported_pace(history: History) -> _Pace | None:
     """Return the pace according to the newest heartbeat of the newest launch that has made steps."""
     for launch in reversed(history.launches):
         for rank, beat in sorted(launch.heartbeats.items()):

@@ -95,8 +95,8 @@ class Observed:
     def why_ended(self, instance: Instance) -> str:
         """Return why the machine ended, by its provider and its console; empty if neither states a reason."""
         tail = self.console_tails.get(instance.id, ConsoleTail())
-        said = tail.cause or (tail.line if tail.is_final else "")
-        return "; ".join(filter(None, (instance.detail, said and f"its console ends with: {said}")))
+        reason = tail.cause or (tail.line if tail.is_final else "")
+        return "; ".join(filter(None, (instance.detail, reason and f"its console ends with: {reason}")))
 
     def machines_of(self, launch: LaunchHistory) -> tuple[Instance, ...]:
         """Return the launch's machines from the listing and from this controller's own ``create``."""

@@ -38,10 +38,10 @@ def lengthened(seen: ObservedDuration, moment: datetime) -> ObservedDuration:
     return ObservedDuration(seconds=seen.seconds + counted, until=max(seen.until, moment))
 
 
-def looks_still(said_at: datetime, now: datetime) -> bool:
-    """Return whether a heartbeat that its node dated ``said_at`` may not have changed for a while.
+def looks_still(dated: datetime, now: datetime) -> bool:
+    """Return whether a heartbeat that its node dated ``dated`` may not have changed for a while.
 
     If a clock on either side is wrong, this may be true without need, and costs a note. The next passes find
     out whether the counter has really stopped.
     """
-    return abs((now - said_at).total_seconds()) >= STILL_SECONDS
+    return abs((now - dated).total_seconds()) >= STILL_SECONDS

@@ -51,7 +51,7 @@ def find_earlier(store: ObjectStore, spec: JobSpec, provider: str, now: datetime
     """
     try:
         for job_id in jobs_of_name(store, spec.name):
-            found = _tell(store, job_id, spec, provider, now)
+            found = _read_job(store, job_id, spec, provider, now)
             if found is not None:
                 return found
     except CloudspotError:
@@ -70,12 +70,14 @@ def jobs_of_name(store: ObjectStore, name: str) -> Iterator[str]:
             return None
 
     summaries = [one for one in map_parallel(read, ids) if one is not None and one.name == name]
-    telling = [one for one in summaries if one.state == "succeeded" or one.steps_total is not None]
-    telling.sort(key=lambda one: one.state != "succeeded")
-    yield from (one.job_id for one in telling[:MAX_HISTORIES])
+    informative = [one for one in summaries if one.state == "succeeded" or one.steps_total is not None]
+    informative.sort(key=lambda one: one.state != "succeeded")
+    yield from (one.job_id for one in informative[:MAX_HISTORIES])
 
 
-def _tell(store: ObjectStore, job_id: str, spec: JobSpec, provider: str, now: datetime) -> EarlierJob | None:
+def _read_job(
+    store: ObjectStore, job_id: str, spec: JobSpec, provider: str, now: datetime
+) -> EarlierJob | None:
     history = HistoryReader(store, job_id).read()
     before = history.job_file
     if history.submission.provider != provider or _machines(before) != _machines(spec):

@@ -42,11 +42,11 @@ _WIDTHS = 1, 2, 4, 8
 _BLOCK = struct.Struct("<IB")
 
 
-def compress(data: Data, goes_on: Callable[[], bool] = lambda: True) -> bytearray | None:
+def compress(data: Data, may_continue: Callable[[], bool] = lambda: True) -> bytearray | None:
     """Return the compressed data, or None if compression fails or saves less than a tenth.
 
-    With the same version of the library, the same bytes give the same result. ``goes_on`` is called before
-    each block; if it returns False, the compression stops and returns None.
+    With the same version of the library, the same bytes give the same result. ``may_continue`` is called
+    before each block; if it returns False, the compression stops and returns None.
     """
     import zstandard
 
@@ -59,7 +59,7 @@ def compress(data: Data, goes_on: Callable[[], bool] = lambda: True) -> bytearra
     compressed = bytearray(MAGIC)
     with memoryview(data) as view, suppress(MemoryError, zstandard.ZstdError):
         for start in range(0, len(view), BLOCK_BYTES):
-            if len(compressed) > most or not goes_on():
+            if len(compressed) > most or not may_continue():
                 return None
             _add_block(compressed, bytes(view[start : start + BLOCK_BYTES]), *compressors)
         return compressed if len(compressed) <= most else None

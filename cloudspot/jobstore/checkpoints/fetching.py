@@ -246,7 +246,7 @@ def is_restored(directory: Path, manifest: Manifest) -> bool:
     return restored in (_description(manifest), _description(manifest, on_demand=True)) and there == sizes
 
 
-def comes_on_demand(directory: Path) -> bool:
+def is_fetched_on_demand(directory: Path) -> bool:
     """Return whether ``lay_out`` has made the checkpoint files in the directory."""
     found = json.loads((directory / RESTORE_MANIFEST).read_bytes())
     return isinstance(found, dict) and found.get(ON_DEMAND) is True

@@ -52,7 +52,7 @@ def read_manifest(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> 
 
 
 @contextmanager
-def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Iterator[None]:
+def while_it_exists(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Iterator[None]:
     """Distinguish damage from deletion, because a running job may delete an old checkpoint during a read.
 
     Raises:
@@ -62,12 +62,12 @@ def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -
     try:
         yield
     except CorruptData as error:
-        if not stands(store, job_id, checkpoint):
+        if not exists(store, job_id, checkpoint):
             raise ObjectMissing(f"checkpoint {checkpoint} was deleted while it was being read") from error
         raise
 
 
-def stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
+def exists(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
     """Return whether the checkpoint still exists."""
     key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
     return find_meta(with_retries(store), key) is not None

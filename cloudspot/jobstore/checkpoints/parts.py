@@ -130,7 +130,7 @@ class Upload:
         self._part = part
         self._key = keys.part(job_id, part.save, part.rank)
         self._compression = compression
-        self._may_stand = not is_new
+        self._may_exist = not is_new
         self._runs = chunk_runs(part.size, _cuts(part), chunk_bytes)
         self._num_threads = num_threads
         self._chunks: dict[int, Chunk] = {}
@@ -142,7 +142,7 @@ class Upload:
         *,
         sharing: Sharing | None = None,
         progress: Callable[[int], None] = lambda _count: None,
-        gives_way: Callable[[], bool] = lambda: False,
+        must_yield: Callable[[], bool] = lambda: False,
         check: Callable[[], None] = lambda: None,
         in_background: bool = False,
     ) -> Part:
@@ -150,38 +150,39 @@ class Upload:
 
         ``lend`` lends the bytes, which are hashed and uploaded without a copy; no view of them is kept, even
         after an error. Chunks that ``sharing`` finds in another checkpoint are not sent. ``progress`` is
-        called from several threads with the size of each finished chunk. ``gives_way`` is called from several
-        threads, before each chunk and again after its compression; if it returns true, the upload ends.
-        ``check`` is called before the record is put; it raises TransientError if files have changed, so that
-        no record describes a mixture of versions. With ``in_background``, the upload of a large part lets
-        other programs on this host have the processors first, as long as it still gets some processor time.
+        called from several threads with the size of each finished chunk. ``must_yield`` is called from
+        several threads, before each chunk and again after its compression; if it returns true, the upload
+        ends. ``check`` is called before the record is put; it raises TransientError if files have changed, so
+        that no record describes a mixture of versions. With ``in_background``, the upload of a large part
+        lets other programs on this host have the processors first, as long as it still gets some processor
+        time.
 
         Raises:
             CorruptData: the store already has the part with other bytes, or the record contradicts itself.
-            GaveWay: ``gives_way`` returned true.
+            GaveWay: ``must_yield`` returned true.
             TransientError: the store failed, a file is shorter than its record states, or ``check`` raised
                 it; call again.
         """
         # Once the record is stored, its chunks are never written again, because a commit may name them.
-        existing = find_record(self._store, self._key, Part) if self._may_stand else None
-        self._may_stand = True
+        existing = find_record(self._store, self._key, Part) if self._may_exist else None
+        self._may_exist = True
         for chunk in self._chunks.values():
             progress(chunk.size)
         costs: list[Cost] = []
         compresses = self._compression is not None and self._compression.is_used(in_background=in_background)
         yields = in_background and self._part.size >= MIN_BACKGROUND_BYTES
-        gets_nothing = threading.Event()
+        has_starved = threading.Event()
 
         def give_way() -> None:
-            if gives_way():
+            if must_yield():
                 raise GaveWay(f"the upload of {self._key} was stopped at its caller's request")
 
         def has_time() -> bool:
             """Return whether there is time to compress, which takes much longer than hashing and sending."""
             give_way()
             if yields and is_starved():
-                gets_nothing.set()
-            return not gets_nothing.is_set()
+                has_starved.set()
+            return not has_starved.is_set()
 
         def carry(number: int) -> None:
             give_way()
@@ -198,10 +199,10 @@ class Upload:
                 progress(len(data))
 
         def carry_if_there_is_time(number: int) -> None:
-            if not gets_nothing.is_set():
+            if not has_starved.is_set():
                 carry(number)
                 if is_starved():
-                    gets_nothing.set()
+                    has_starved.set()
 
         with _forgetting_frames():
             if yields:
@@ -227,10 +228,12 @@ class Upload:
     def _missing(self) -> list[int]:
         return [number for number in range(len(self._runs)) if number not in self._chunks]
 
-    def _put(self, number: int, data: Data, goes_on: Callable[[], bool] | None) -> tuple[int | None, Cost]:
-        """Put a chunk, compressed unless ``goes_on`` is None; return any compressed size, and the cost."""
+    def _put(
+        self, number: int, data: Data, may_continue: Callable[[], bool] | None
+    ) -> tuple[int | None, Cost]:
+        """Put a chunk, compressed unless ``may_continue`` is None; return any compressed size and cost."""
         began = time.monotonic()
-        compressed = None if goes_on is None else compress(data, goes_on)
+        compressed = None if may_continue is None else compress(data, may_continue)
         compressed_at = time.monotonic()
         body = data if compressed is None else compressed
         form = keys.chunk if compressed is None else keys.compressed_chunk

@@ -142,7 +142,7 @@ def collect(
     kept = {*candidates[:keep], *healthy[:1]}
     # With several concurrent commits, the manifest of an earlier step may have appeared after the listing.
     late = {one.id for one in records[num_known:] if isinstance(one, Commit) and one.id < newest}
-    if any(_stands(store, job_id, one) for one in sorted(late.difference(manifests))):
+    if any(_exists(store, job_id, one) for one in sorted(late.difference(manifests))):
         return ()
     if newest_started.restore_from in manifests:
         kept.add(newest_started.restore_from)
@@ -208,7 +208,7 @@ def _orphans(
         if commit is not None and commit.save == save:
             # The manifest was written before this commit. If the manifest is missing, it has been deleted,
             # and the remaining chunks were kept because another checkpoint shared them.
-            is_useless = not _stands(store, job_id, checkpoint)
+            is_useless = not _exists(store, job_id, checkpoint)
         else:
             is_useless = all(meta.modified_at < useless_before for meta in store.list_objects(prefix))
         if is_useless:
@@ -216,7 +216,7 @@ def _orphans(
     return orphans
 
 
-def _stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
+def _exists(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
     return find_meta(store, keys.manifest(job_id, checkpoint.generation, checkpoint.step)) is not None
 
 

@@ -139,8 +139,8 @@ def _git(directory: Path, *arguments: str, fine: Container[int] = (0,)) -> subpr
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(directory), *arguments]
     done = subprocess.run(command, capture_output=True, env=environment, check=False)
     if done.returncode not in fine:
-        said = " ".join(done.stderr.decode(errors="replace").split())
-        raise BundleError(f"git cannot list the code in {directory}: {said or 'no reason given'}")
+        errors = " ".join(done.stderr.decode(errors="replace").split())
+        raise BundleError(f"git cannot list the code in {directory}: {errors or 'no reason given'}")
     return done
 
 

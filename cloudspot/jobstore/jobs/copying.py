@@ -292,133 +292,133 @@ class _ObjectCopier:
         self._progress = progress
         self._lock = threading.Lock()
 
-    def copy_object(self, one: CopiedObject) -> None:
+    def copy_object(self, copied: CopiedObject) -> None:
         """Create the object in the target, or compare it with the existing object; errors as in ``copy``."""
         try:
-            self._copy_object(one)
+            self._copy_object(copied)
         except DamagedCheckpoint:
-            self._copy_object(one)  # the bytes may have been damaged in transit
+            self._copy_object(copied)  # the bytes may have been damaged in transit
 
-    def _copy_object(self, one: CopiedObject) -> None:
-        if one.key in self._standing:
+    def _copy_object(self, copied: CopiedObject) -> None:
+        if copied.key in self._standing:
             try:
-                self._compare(one, self._standing[one.key], _Told(one, self._tell))
+                self._compare(copied, self._standing[copied.key], _ObjectProgress(copied, self._add_progress))
             except _Differs:
-                if not one.is_artifact:
+                if not copied.is_artifact:
                     raise
                 # The job was in this store before, and has rewritten the file since.
-                self._target.delete(one.key)
-                del self._standing[one.key]
-                self._copy_object(one)
-        elif one.size <= BLOCK_BYTES:
-            data = b"".join(self._blocks(one))
-            if create(self._target, one.key, data) is not None:
-                raise self._differs(one)
-            self._tell(len(data))
+                self._target.delete(copied.key)
+                del self._standing[copied.key]
+                self._copy_object(copied)
+        elif copied.size <= BLOCK_BYTES:
+            data = b"".join(self._blocks(copied))
+            if create(self._target, copied.key, data) is not None:
+                raise self._differs(copied)
+            self._add_progress(len(data))
         else:
-            self._stream(one)
+            self._stream(copied)
 
-    def _stream(self, one: CopiedObject) -> None:
-        told = _Told(one, self._tell)
+    def _stream(self, copied: CopiedObject) -> None:
+        progress = _ObjectProgress(copied, self._add_progress)
         num_tries = 0
 
         def attempt() -> None:
             nonlocal num_tries
             num_tries += 1
             # An earlier attempt may have succeeded although its answer was lost.
-            meta = find_meta(self._target, one.key) if num_tries > 1 else None
+            meta = find_meta(self._target, copied.key) if num_tries > 1 else None
             if meta is not None:
-                self._compare(one, meta.size, told)
+                self._compare(copied, meta.size, progress)
                 return
             try:
-                with self._target.open_upload(one.key, if_absent=True) as upload:
-                    for start, block in _with_offsets(self._blocks(one)):
+                with self._target.open_upload(copied.key, if_absent=True) as upload:
+                    for start, block in _with_offsets(self._blocks(copied)):
                         upload.write(block)
-                        told.reached(start + len(block))
+                        progress.reached(start + len(block))
                     upload.commit()
             except ObjectExists as error:
-                raise TransientError(f"{self._target.url}: it is unknown who wrote {one.key}") from error
+                raise TransientError(f"{self._target.url}: it is unknown who wrote {copied.key}") from error
 
         retry(attempt, waits=WAITS, sleep=self._target.sleep)
 
-    def _compare(self, one: CopiedObject, size: int, told: _Told) -> None:
+    def _compare(self, copied: CopiedObject, size: int, progress: _ObjectProgress) -> None:
         """Compare an existing object with its known checksum or, without one, with the source."""
         # Versions of zstd compress the same bytes differently; a chunk's checksum covers the raw bytes.
-        if size != one.size and not (one.chunk is not None and one.chunk.is_compressed):
-            raise self._differs(one)
-        if one.chunk is None and one.sha256 is None:
-            for start, block in _with_offsets(self._blocks(one)):
-                if self._target.get_range(one.key, start, len(block)) != block:
-                    raise self._differs(one)
-                told.reached(start + len(block))
+        if size != copied.size and not (copied.chunk is not None and copied.chunk.is_compressed):
+            raise self._differs(copied)
+        if copied.chunk is None and copied.sha256 is None:
+            for start, block in _with_offsets(self._blocks(copied)):
+                if self._target.get_range(copied.key, start, len(block)) != block:
+                    raise self._differs(copied)
+                progress.reached(start + len(block))
             return
         try:
-            for start, block in _with_offsets(_blocks(self._target, one)):
-                told.reached(start + len(block))
+            for start, block in _with_offsets(_blocks(self._target, copied)):
+                progress.reached(start + len(block))
         except CorruptData as error:
-            raise self._differs(one) from error
-        told.reached(one.size)  # the existing object may be shorter
+            raise self._differs(copied) from error
+        progress.reached(copied.size)  # the existing object may be shorter
 
-    def _blocks(self, one: CopiedObject) -> Iterator[bytes]:
+    def _blocks(self, copied: CopiedObject) -> Iterator[bytes]:
         """Yield the bytes of the source object; they are verified at the end."""
         try:
-            yield from _blocks(self._source, one)
+            yield from _blocks(self._source, copied)
         except CorruptData as error:
-            if one.chunk is None:
+            if copied.chunk is None:
                 raise
-            part = one.chunk.part
+            part = copied.chunk.part
             raise DamagedCheckpoint(CheckpointId(part.generation, part.step), str(error)) from error
 
-    def _differs(self, one: CopiedObject) -> _Differs:
+    def _differs(self, copied: CopiedObject) -> _Differs:
         return _Differs(
-            f"{self._target.url}: {one.key} differs from the object in {self._source.url}; nothing was "
+            f"{self._target.url}: {copied.key} differs from the object in {self._source.url}; nothing was "
             "overwritten. Remove the job from the target, or copy to another store"
         )
 
-    def _tell(self, num_bytes: int) -> None:
+    def _add_progress(self, num_bytes: int) -> None:
         with self._lock:
             self._progress(num_bytes)
 
 
-class _Told:
+class _ObjectProgress:
     """Reports each byte of an object once, however often the object is read."""
 
-    def __init__(self, one: CopiedObject, tell: Callable[[int], None]) -> None:
-        self._size = one.size
-        self._tell = tell
+    def __init__(self, copied: CopiedObject, add: Callable[[int], None]) -> None:
+        self._size = copied.size
+        self._add_progress = add
         self._done = 0
 
     def reached(self, position: int) -> None:
         position = min(position, self._size)  # the existing object may be longer
         if position > self._done:
-            self._tell(position - self._done)
+            self._add_progress(position - self._done)
             self._done = position
 
 
-def _blocks(store: ObjectStore, one: CopiedObject) -> Iterator[bytes]:
+def _blocks(store: ObjectStore, copied: CopiedObject) -> Iterator[bytes]:
     """Yield an object's bytes in blocks; they are verified at the end.
 
     Raises:
         CorruptData: the object is missing, its size differs from the plan, or its content does not match the
             known hash.
     """
-    if one.chunk is not None:
-        yield from read_stored(store, one.chunk)
+    if copied.chunk is not None:
+        yield from read_stored(store, copied.chunk)
         return
     digest = hashlib.sha256()
-    for start in range(0, max(one.size, 1), BLOCK_BYTES):
-        length = min(BLOCK_BYTES, one.size - start)
+    for start in range(0, max(copied.size, 1), BLOCK_BYTES):
+        length = min(BLOCK_BYTES, copied.size - start)
         try:
             # The extra byte at the end reveals that an object has grown.
-            block = store.get_range(one.key, start, length + (start + length == one.size))
+            block = store.get_range(copied.key, start, length + (start + length == copied.size))
         except ObjectMissing as error:
-            raise CorruptData(f"{store.url}: {one.key} was deleted after the copy was planned") from error
+            raise CorruptData(f"{store.url}: {copied.key} was deleted after the copy was planned") from error
         if len(block) != length:
-            raise CorruptData(f"{store.url}: {one.key} changed after the copy was planned")
+            raise CorruptData(f"{store.url}: {copied.key} changed after the copy was planned")
         digest.update(block)
         yield block
-    if one.sha256 not in {None, digest.hexdigest()}:
-        raise CorruptData(f"{store.url}: {one.key} does not have the SHA-256 {one.sha256}")
+    if copied.sha256 not in {None, digest.hexdigest()}:
+        raise CorruptData(f"{store.url}: {copied.key} does not have the SHA-256 {copied.sha256}")
 
 
 def _with_offsets(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -471,12 +471,12 @@ def _check_not_removed(target: ObjectStore, plan: CopyPlan) -> None:
     prefix = keys.removals_prefix(key)
     for meta in target.list_page(prefix, limit=1).objects:
         by = meta.key.removeprefix(prefix)
-        who, again = f"the removal of job {by!r}", "repeat it"
+        remover, again = f"the removal of job {by!r}", "repeat it"
         if by.startswith(keys.REAPER):
-            who, again = "`cloudspot reap`", "run it again an hour later"
+            remover, again = "`cloudspot reap`", "run it again an hour later"
         raise CloudspotError(
-            f"{target.url}: {who} might delete {key}, which job {plan.submission.job_id!r} needs; wait "
-            f"until {who} has ended, or {again} if it was interrupted"
+            f"{target.url}: {remover} might delete {key}, which job {plan.submission.job_id!r} needs; wait "
+            f"until {remover} has ended, or {again} if it was interrupted"
         )
 
 

@@ -307,7 +307,7 @@ class HistoryReader:
     def _is_behind(self, commits: Sequence[Commit], number: int) -> bool:
         """Return whether nodes name a commit or a generation that is missing from these."""
         newest = max((one.id for one in commits), default=None)
-        words = [
+        reports = [
             one
             for form in (keys.heartbeat, keys.exit_record)
             for launch, records in self._records[form].items()
@@ -317,7 +317,7 @@ class HistoryReader:
         return any(
             one.generation > number
             or (one.committed is not None and (newest is None or one.committed > newest))
-            for one in words
+            for one in reports
         )
 
     def _sort(

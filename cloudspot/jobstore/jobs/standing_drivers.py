@@ -28,17 +28,17 @@ FORGOTTEN_AFTER = timedelta(days=1)
 
 def note_driver(
     store: ObjectStore,
-    who: str,
+    driver: str,
     now: datetime,
     *,
     providers: Sequence[str],
     every: timedelta | None = None,
 ) -> None:
-    """Note that ``who`` drives the store's jobs on these providers, with a pass every ``every``.
+    """Note that ``driver`` drives the store's jobs on these providers, with a pass every ``every``.
 
     If that is None, the note states the interval since the previous pass, and none at the first pass.
     """
-    store, key = with_retries(store), keys.driver(re.sub(r"[^A-Za-z0-9]+", "-", who)[:64])
+    store, key = with_retries(store), keys.driver(re.sub(r"[^A-Za-z0-9]+", "-", driver)[:64])
     try:
         before = find_record(store, key, StandingDriver)
     except CorruptData:
@@ -48,7 +48,9 @@ def note_driver(
     elif every is None:
         every = max(now - before.at, timedelta())
     seconds = None if every is None else every.total_seconds()
-    store.put(key, codec.encode(StandingDriver(who=who, every=seconds, providers=tuple(providers), at=now)))
+    store.put(
+        key, codec.encode(StandingDriver(who=driver, every=seconds, providers=tuple(providers), at=now))
+    )
 
 
 def list_drivers(store: ObjectStore, now: datetime, provider: str) -> tuple[StandingDriver, ...]:

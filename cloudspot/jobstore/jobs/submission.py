@@ -182,8 +182,8 @@ def hash_of(data: bytes) -> str:
 
 def content_of(data: bytes) -> dict[str, Any]:
     """Return the values that ``hash_of`` covers, by the names of the record's fields."""
-    said: dict[str, Any] = decode(data, dict[str, Any])
-    return {name: value for name, value in said.items() if name not in {"at", "writer", "store_id"}}
+    fields: dict[str, Any] = decode(data, dict[str, Any])
+    return {name: value for name, value in fields.items() if name not in {"at", "writer", "store_id"}}
 
 
 def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, str]:

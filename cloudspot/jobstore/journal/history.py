@@ -238,11 +238,11 @@ class History:
     @cached_property
     def has_no_session(self) -> bool:
         """Whether the script is known not to open a session."""
-        words: list[Heartbeat | Exit] = []
+        reports: list[Heartbeat | Exit] = []
         for launch in self.launches:
-            words += [*launch.heartbeats.values(), *launch.own_exits.values()]
-        said = [word.has_session for word in words if word.generation > 0]
-        return bool(said) and not any(said)
+            reports += [*launch.heartbeats.values(), *launch.own_exits.values()]
+        have_session = [report.has_session for report in reports if report.generation > 0]
+        return bool(have_session) and not any(have_session)
 
     @cached_property
     def live_launches(self) -> tuple[LaunchHistory, ...]:

@@ -254,9 +254,9 @@ journal = Key[[str, int]]("jobs/{job}/journal/{record}")
 journal_copies_prefix = Key[[str]]("jobs/{job}/journal-copies/")
 journal_copy = Key[[str, int, int]]("jobs/{job}/journal-copies/{record}-{record}")
 """The copy of a run of records, by the numbers of its last and its first record."""
-told_prefix = Key[[str]]("jobs/{job}/told/")
+notified_prefix = Key[[str]]("jobs/{job}/told/")
 """The marks of the events about which a message was sent."""
-told = Key[[str, str]]("jobs/{job}/told/{event}")
+notified = Key[[str, str]]("jobs/{job}/told/{event}")
 """The mark of one event; create-only, and its creator sends the message."""
 shared_pages_prefix = Key[[str]]("jobs/{job}/shared/")
 shared_page = Key[[str, str]]("jobs/{job}/shared/{event}.html")

@@ -37,8 +37,8 @@ class Seats:
     @cached_property
     def named(self) -> frozenset[Seat]:
         """The seats for which a live stand-in exists that is not leaving."""
-        stands = self.live - self.leaving
-        return frozenset(principal for one, principal in self.principals.items() if one in stands)
+        staying = self.live - self.leaving
+        return frozenset(principal for one, principal in self.principals.items() if one in staying)
 
     @cached_property
     def staying(self) -> frozenset[Seat]:

@@ -38,7 +38,7 @@ class RemoteProcess:
         self.channel = channel
         self.status: int | None = None
         """The command's exit status, or None until it has arrived."""
-        self.said = ""
+        self.message = ""
         """The node's last message, for example the reason why the node has ended the command."""
         self._is_cut_off = False
 
@@ -55,23 +55,23 @@ class RemoteProcess:
             return None
         if frame.kind is Kind.STATUS:
             self.status = int(frame.data)
-        elif frame.kind is Kind.SAID:
-            self.said = frame.data.decode(errors="replace")
+        elif frame.kind is Kind.MESSAGE:
+            self.message = frame.data.decode(errors="replace")
         elif frame.kind is Kind.CLOSE:
             self._is_cut_off = True
-            raise ChannelEnded(self.said or "the node has ended the command")
+            raise ChannelEnded(self.message or "the node has ended the command")
         else:
             return frame
         return None
 
     def close(self) -> None:
         """Leave the channel, and delete the command's objects. The node deletes unread objects."""
-        is_told = False
+        has_finished = False
         with suppress(ChannelEnded):
             self.channel.leave(Frame(Kind.CLOSE))
-            is_told = self.channel.finish(_FINISH_SECONDS)
+            has_finished = self.channel.finish(_FINISH_SECONDS)
         self.channel.end("it is over")
-        awaits_us = (is_told or self.channel.has_said_goodbye) and not self._is_cut_off
+        awaits_us = (has_finished or self.channel.has_sent_close) and not self._is_cut_off
         delete_command(self._store, self._job_id, self._call, but_input=awaits_us)
 
 
@@ -79,7 +79,7 @@ def call_node(
     store: ObjectStore,
     job_id: str,
     seat: Seat,
-    words: Sequence[str],
+    command_line: Sequence[str],
     *,
     size: tuple[int, int] | None = None,
     requests: Requests | None = None,
@@ -103,7 +103,7 @@ def call_node(
         instance_id=beat.instance_id,
         agent=beat.agent,
         user=f"{_user()}@{socket.gethostname()}",
-        words=tuple(words),
+        words=tuple(command_line),
         rows=rows,
         columns=columns,
         at=clock_of(store).now(),

@@ -120,13 +120,13 @@ class Channel:
         self._piece_bytes = min(FIRST_PIECE_BYTES, MAX_PIECE_BYTES)
         self._incoming: deque[Frame] = deque()
         self._urgent: deque[Frame] = deque()
-        self._taken_bytes = self._told_bytes = 0
+        self._taken_bytes = self._acknowledged_taken_bytes = 0
         self._is_finishing = False
         self._is_leaving = False
         self._has_finished = False
         self._leaves_for: str | None = None
         """The reason why this end leaves of its own accord."""
-        self.has_said_goodbye = False
+        self.has_sent_close = False
         """Whether the piece that tells the other end that this end has left was put."""
         self.is_left = False
         """Whether the other end has left. Frames that it sent earlier may still wait to be taken."""
@@ -219,7 +219,7 @@ class Channel:
             if self._incoming and not urgent_only:
                 frame = self._incoming.popleft()
                 self._taken_bytes += frame.size
-                if self._taken_bytes - self._told_bytes >= _ACKNOWLEDGED_BYTES:
+                if self._taken_bytes - self._acknowledged_taken_bytes >= _ACKNOWLEDGED_BYTES:
                     self._changed.notify_all()
                 return frame
             if self._ended is not None:
@@ -244,7 +244,7 @@ class Channel:
             # Otherwise the other end would wait, at a cost, until it considers this end gone.
             with self._changed:
                 self._leaves_for = str(error)
-                self._leave_with((Frame(Kind.SAID, str(error).encode()), Frame(Kind.CLOSE)))
+                self._leave_with((Frame(Kind.MESSAGE, str(error).encode()), Frame(Kind.CLOSE)))
             if loop == self._put_pieces:
                 self._run(loop)
         except (CloudspotError, ValueError) as error:
@@ -259,7 +259,7 @@ class Channel:
             self._num_put += 1
             self._fit_pieces(len(data), time.monotonic() - began)
             if self._is_leaving and not self._outgoing:
-                self.has_said_goodbye = True
+                self.has_sent_close = True
             if self._leaves_for is not None:
                 self.end(self._leaves_for)
                 return
@@ -283,7 +283,7 @@ class Channel:
                 lambda: (
                     self._ended is not None
                     or self._may_put
-                    or self._taken_bytes - self._told_bytes >= _ACKNOWLEDGED_BYTES
+                    or self._taken_bytes - self._acknowledged_taken_bytes >= _ACKNOWLEDGED_BYTES
                     or (self._is_finishing and not self._outgoing)
                 ),
                 ALIVE_SECONDS,
@@ -295,9 +295,9 @@ class Channel:
             if self._ended is not None or (is_finishing and not self._outgoing):
                 return None
             data = b""
-            if self._taken_bytes > self._told_bytes:
-                self._told_bytes = self._taken_bytes
-                data += Frame(Kind.TAKEN, str(self._told_bytes).encode()).encode()
+            if self._taken_bytes > self._acknowledged_taken_bytes:
+                self._acknowledged_taken_bytes = self._taken_bytes
+                data += Frame(Kind.TAKEN, str(self._acknowledged_taken_bytes).encode()).encode()
             while len(data) < self._piece_bytes and self._may_put:
                 frame = self._outgoing.popleft()
                 self._outgoing_bytes -= frame.size

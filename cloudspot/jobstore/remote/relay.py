@@ -28,7 +28,7 @@ _READ_BYTES = 64 << 10
 MAX_WAITING_BYTES = 1 << 20
 """The most input that waits for the program to read it; when there is more, the agent passes on only signals.
 """
-_TOLD_BYTES = 64 << 10
+_ACKNOWLEDGED_BYTES = 64 << 10
 """The most bytes that the program reads before the agent is notified."""
 _PIPE_BYTES = 1 << 20
 """The most bytes that a pipe holds: no more than this of an output can be left after the program's end."""
@@ -53,7 +53,7 @@ class Kind(enum.IntEnum):
     """Bytes of standard error. With a terminal, standard error is part of ``OUTPUT``."""
     STATUS = 7
     """The program's exit status as a shell reports it, a number as text, in the program's last frame."""
-    SAID = 8
+    MESSAGE = 8
     """A sentence for the person at the other end."""
     TAKEN = 9
     """How many bytes this end has taken in total, of frames or of the program's input; a number as text."""
@@ -118,7 +118,7 @@ def size_frame(rows: int, columns: int) -> Frame:
 class _Program:
     """The program, and the input that it has not read yet."""
 
-    def __init__(self, words: list[str], size: tuple[int, int] | None) -> None:
+    def __init__(self, argv: list[str], size: tuple[int, int] | None) -> None:
         self.pid = 0
         self.status: int | None = None
         self._waiting: deque[bytes] = deque()
@@ -137,12 +137,12 @@ class _Program:
             errors, err = os.pipe()
             self.outputs = {output: Kind.OUTPUT, errors: Kind.ERRORS}
             given, ours = (theirs, out, err), [out, err]
-        self._spawn(words, given)
+        self._spawn(argv, given)
         for each in {theirs, *ours}:
             os.close(each)
         os.set_blocking(self.input, False)
 
-    def _spawn(self, words: list[str], given: tuple[int, int, int]) -> None:
+    def _spawn(self, argv: list[str], given: tuple[int, int, int]) -> None:
         self.pid = os.fork()
         if self.pid:
             return
@@ -155,9 +155,9 @@ class _Program:
             for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             os.closerange(3, 4096)
-            os.execvp(words[0], words)  # noqa: S606 - the caller chose the program
+            os.execvp(argv[0], argv)  # noqa: S606 - the caller chose the program
         except OSError as error:
-            os.write(2, f"{words[0]}: {error.strerror}\n".encode())
+            os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
             os._exit(_NOT_FOUND if error.errno == errno.ENOENT else _NOT_RUN)
 
     def resize(self, rows: int, columns: int) -> None:
@@ -214,7 +214,7 @@ class _Program:
                 self.status = code if code >= 0 else 128 - code
 
 
-def _say(frame: Frame) -> None:
+def _write_frame(frame: Frame) -> None:
     data = memoryview(frame.encode())
     while data:
         data = data[os.write(1, data) :]
@@ -227,18 +227,18 @@ def _relay(program: _Program, reader: FrameReader, given: list[Frame]) -> None:
     for each in open_outputs:
         selector.register(each, selectors.EVENT_READ)
     selector.register(0, selectors.EVENT_READ)
-    num_told = 0
+    num_acknowledged = 0
     while True:
         for frame in given:
             _take(program, frame)
         given = []
         if program.wants_to_read:
             program.pass_on()
-        if program.num_taken - num_told >= _TOLD_BYTES or (
-            program.num_taken > num_told and not program.wants_to_read
+        if program.num_taken - num_acknowledged >= _ACKNOWLEDGED_BYTES or (
+            program.num_taken > num_acknowledged and not program.wants_to_read
         ):
-            num_told = program.num_taken
-            _say(Frame(Kind.TAKEN, str(num_told).encode()))
+            num_acknowledged = program.num_taken
+            _write_frame(Frame(Kind.TAKEN, str(num_acknowledged).encode()))
         program.look()
         if program.status is not None:
             _read_the_rest(program, selector, open_outputs)
@@ -261,7 +261,9 @@ def _read_the_rest(program: _Program, selector: selectors.BaseSelector, open_out
         if not _read_outputs(program, selector, open_outputs, seconds=0.0):
             break
     if open_outputs:
-        _say(Frame(Kind.SAID, b"the command has ended; processes that it has left behind are ended too"))
+        _write_frame(
+            Frame(Kind.MESSAGE, b"the command has ended; processes that it has left behind are ended too")
+        )
 
 
 def _ready(selector: selectors.BaseSelector, seconds: float) -> list[int]:
@@ -284,7 +286,7 @@ def _read_outputs(
             data = b""
         if data:
             has_read = True
-            _say(Frame(program.outputs[fd], data))
+            _write_frame(Frame(program.outputs[fd], data))
         else:
             selector.unregister(fd)
             open_outputs.remove(fd)
@@ -327,7 +329,7 @@ def main() -> None:
         code = os.waitstatus_to_exitcode(status)
         program.status = code if code >= 0 else 128 - code
     with contextlib.suppress(BrokenPipeError):
-        _say(Frame(Kind.STATUS, str(program.status).encode()))
+        _write_frame(Frame(Kind.STATUS, str(program.status).encode()))
 
 
 if __name__ == "__main__":

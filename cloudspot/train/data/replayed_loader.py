@@ -238,9 +238,9 @@ def batch_size_of(loader: Any) -> int | None:
 def set_epoch(loader: Any, epoch: int) -> None:
     """Call ``set_epoch`` on the loader, its dataset and its samplers, where they have that method."""
     for owner in (loader, *(getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler"))):
-        tell = getattr(owner, "set_epoch", None)
-        if tell is not None:
-            tell(epoch)
+        set_epoch_of_part = getattr(owner, "set_epoch", None)
+        if set_epoch_of_part is not None:
+            set_epoch_of_part(epoch)
 
 
 def fetches_ahead(loader: Any) -> bool:

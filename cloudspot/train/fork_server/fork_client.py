@@ -66,20 +66,20 @@ def listen_at(path: str) -> socket.socket:
     return listener
 
 
-def request(words: Sequence[str]) -> bytes:
+def request(argv: Sequence[str]) -> bytes:
     """Return the request to the server: the directory, the words and the environment, with lengths."""
     variables = [name + b"=" + value for name, value in os.environb.items()]
     here = os.getcwdb()  # noqa: PTH109 - pathlib is slow to import
-    parts = [here, str(len(words)).encode(), *map(os.fsencode, words), *variables]
+    parts = [here, str(len(argv)).encode(), *map(os.fsencode, argv), *variables]
     packed = b"\0".join(parts)
     return len(packed).to_bytes(4, "big") + packed
 
 
-def _start(path: str, words: Sequence[str]) -> tuple[socket.socket, int]:
+def _start(path: str, argv: Sequence[str]) -> tuple[socket.socket, int]:
     """Return the connection and the program's process id, or 0 if the server does not run the program."""
     connection = at_socket(path, "connect")
     connection.settimeout(START_SECONDS)
-    asked = request(words)
+    asked = request(argv)
     socket.send_fds(connection, [asked[:4]], [0, 1, 2])
     connection.sendall(asked[4:])
     pid = int(_answer(connection) or 0)
@@ -114,16 +114,16 @@ def _signal(pid: int, number: int) -> None:
 
 def main() -> None:
     """Run the program through the server, or become the program: see the module."""
-    path, *words = sys.argv[1:]
+    path, *argv = sys.argv[1:]
     try:
-        connection, pid = _start(path, words)
+        connection, pid = _start(path, argv)
         if pid != 0:
             waking = _forward(pid)  # before the program begins
             connection.sendall(GO)
     except OSError:
         pid = 0
     if pid == 0:
-        os.execvp(words[0], words)  # noqa: S606 - the very program that was asked for
+        os.execvp(argv[0], argv)  # noqa: S606 - the very program that was asked for
     while connection not in select.select([connection, waking], [], [])[0]:
         waking.recv(64)
     try:

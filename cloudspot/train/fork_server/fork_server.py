@@ -75,20 +75,20 @@ class Program:
     """The program that a client wants to run."""
 
     directory: bytes
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     environment: Mapping[str, str]
 
     @property
     def module(self) -> str | None:
         """The module that ``-m`` names, or None if the program is a script."""
-        _, *words = (word for word in self.words if word != "-u")
-        return words[1] if words[0] == "-m" else None
+        _, *arguments = (argument for argument in self.argv if argument != "-u")
+        return arguments[1] if arguments[0] == "-m" else None
 
     @property
     def arguments(self) -> list[str]:
         """The script or ``-m``, and the arguments that follow."""
-        words = list(self.words[2:] if self.words[1] == "-u" else self.words[1:])
-        return ["-m", *words[2:]] if words[0] == "-m" else words
+        rest = list(self.argv[2:] if self.argv[1] == "-u" else self.argv[1:])
+        return ["-m", *rest[2:]] if rest[0] == "-m" else rest
 
     @property
     def import_directory(self) -> str:
@@ -138,7 +138,7 @@ def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Progra
             asked = _receive(connection)
             why_not = _why_not(asked[0], environment, room, preloaded) if asked else ""
             if asked is None or why_not:
-                sys.stderr.write(f"not forked: {' '.join(asked[0].words)}: {why_not}\n" if asked else "")
+                sys.stderr.write(f"not forked: {' '.join(asked[0].argv)}: {why_not}\n" if asked else "")
             elif (pid := _fork()) > 0:
                 watchers.add(pid)
             elif pid == 0:
@@ -153,7 +153,7 @@ def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Progra
                 connection.close()
                 if asked[0].module is None:
                     own = _modules_in(asked[0].import_directory)
-                    Watch(asked[0].words, asked[0].environment, preloaded, environment, own, unwanted).begin()
+                    Watch(asked[0].argv, asked[0].environment, preloaded, environment, own, unwanted).begin()
                 return asked[0]
             connection.close()
             for stream in asked[1] if asked else ():
@@ -226,8 +226,8 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
     """
     os.setpgid(0, 0)  # so that the program signals no other process, and can begin its own session
     # These words make this process one of the generation's, and a launcher in a search for its scripts.
-    words = (program.words[0], os.path.realpath(fork_client.__file__), *program.words)
-    room.show(replace(program, words=words))
+    argv = (program.argv[0], os.path.realpath(fork_client.__file__), *program.argv)
+    room.show(replace(program, argv=argv))
     records = f"{program.environment.get(handoff.HANDOFF, '')}/{handoff.PROCESSES}"
     process_keeper.adopt_orphans()
     process_keeper.join_group(records)
@@ -280,10 +280,10 @@ def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:
             os.close(stream)
         return None
     directory, number, *strings = b"".join(parts).split(b"\0")
-    words, variables = strings[: int(number)], strings[int(number) :]
+    argv, variables = strings[: int(number)], strings[int(number) :]
     pairs = (os.fsdecode(one).partition("=") for one in variables)
     environment = {name: value for name, _, value in pairs}
-    return Program(directory, tuple(map(os.fsdecode, words)), environment), streams
+    return Program(directory, tuple(map(os.fsdecode, argv)), environment), streams
 
 
 def _has_ended(client: socket.socket) -> bool:
@@ -350,7 +350,7 @@ def _become(program: Program, streams: Sequence[int], room: _Room) -> None:
     os.environ.update(program.environment)
     room.show(program)
     sys.argv = program.arguments
-    sys.orig_argv = list(program.words)
+    sys.orig_argv = list(program.argv)
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, program.import_directory)
     importlib.invalidate_caches()
@@ -404,12 +404,12 @@ class _Room:
     def __init__(self) -> None:
         """Find the memory; raise OSError if it is not writable."""
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-        self._words = range(int(fields[45]), int(fields[46]))
+        self._argv = range(int(fields[45]), int(fields[46]))
         self._environment = range(int(fields[47]), int(fields[48]))
         with open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
-            memory.seek(self._words.start)
+            memory.seek(self._argv.start)
             first = memory.read(1)
-            memory.seek(self._words.start)
+            memory.seek(self._argv.start)
             memory.write(first)
 
     def holds(self, program: Program) -> bool:
@@ -418,9 +418,9 @@ class _Room:
 
     def show(self, program: Program) -> None:
         """Make the kernel show the program's words and environment as this process's own."""
-        words = b"\0".join(map(os.fsencode, program.words))[: len(self._words) - 1] + b"\0"
+        argv = b"\0".join(map(os.fsencode, program.argv))[: len(self._argv) - 1] + b"\0"
         with open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
-            for place, data in ((self._words, words), (self._environment, _joined(program))):
+            for place, data in ((self._argv, argv), (self._environment, _joined(program))):
                 memory.seek(place.start)
                 memory.write(data.ljust(len(place), b"\0"))
 

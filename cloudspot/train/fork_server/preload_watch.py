@@ -54,26 +54,26 @@ class Watch:
 
     def __init__(
         self,
-        words: Sequence[str],
+        argv: Sequence[str],
         environment: Mapping[str, str],
         preloaded: Preloaded,
         of_server: Mapping[str, str],
         own: Collection[str],
         unwanted: Path,
     ) -> None:
-        """Start over with ``words`` and ``environment`` if needed; if too late, write why to ``unwanted``.
+        """Start over with ``argv`` and ``environment`` if needed; if too late, write why to ``unwanted``.
 
         ``own`` are the modules beside the script, and ``of_server`` is the environment of the server's
         imports.
         """
-        self._words, self._environment, self._of_server = words, environment, of_server
+        self._argv, self._environment, self._of_server = argv, environment, of_server
         self._preloaded, self._own, self._unwanted = preloaded, own, unwanted
         self._directory, self._pid, self._path = Path.cwd(), os.getpid(), [*sys.path]
         self._pending = [*preloaded.names]
         """The preloaded modules that the script has not imported yet."""
         self._packages = preloaded.packages()
         self._has_acted = self._is_own_doing = self._is_timing = False
-        self._told = set[str]()
+        self._differing = set[str]()
         self._until = time.monotonic() + MEASURED_SECONDS
         self._seconds: dict[str, float] = {}
         """The slow imports that could be done once per machine."""
@@ -109,9 +109,9 @@ class Watch:
 
         builtins.__import__, importlib.import_module = import_, import_module
         _posixsubprocess.fork_exec = start_process
-        sys.addaudithook(self._hear)  # it can never be removed
+        sys.addaudithook(self._audit)  # it can never be removed
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._is_own_doing:
             return
         if event in ("os.putenv", "os.unsetenv"):
@@ -122,14 +122,14 @@ class Watch:
         elif not self._has_acted:
             self._has_acted = _is_act(event, arguments)
 
-    def _differs(self, what: str, why: str, consequence: str) -> None:
-        """Start over or, if it is too late, print the consequence of ``what`` and the reason ``why``."""
+    def _differs(self, name: str, why: str, consequence: str) -> None:
+        """Start over or, if it is too late, print the consequence of ``name`` and the reason ``why``."""
         with self._unheard():
             if not self._has_acted and not _has_joined() and os.getpid() == self._pid:
-                self._start_over(f"{what} comes after {why}")
-            if what not in self._told:
-                self._told.add(what)
-                text = f"{what} {consequence}: {why} before the script began (run.preload, run.fork_server)"
+                self._start_over(f"{name} comes after {why}")
+            if name not in self._differing:
+                self._differing.add(name)
+                text = f"{name} {consequence}: {why} before the script began (run.preload, run.fork_server)"
                 with contextlib.suppress(OSError):
                     os.write(
                         2, f"cloudspot: {text}; later starts on this machine are ordinary ones\n".encode()
@@ -145,7 +145,7 @@ class Watch:
             os.write(2, f"cloudspot: {why}: this process starts over\n".encode())
         with contextlib.suppress(OSError):
             os.chdir(self._directory)
-            os.execvpe(self._words[0], list(self._words), dict(self._environment))  # noqa: S606 - itself
+            os.execvpe(self._argv[0], list(self._argv), dict(self._environment))  # noqa: S606 - itself
 
     @contextlib.contextmanager
     def _unheard(self) -> Iterator[None]:

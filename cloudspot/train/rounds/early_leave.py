@@ -17,7 +17,7 @@ class EarlyLeave:
         self._store = store
         self._rank = rank
         self._world_size = world_size
-        self._has_told = False
+        self._has_announced = False
 
     @property
     def is_complete(self) -> bool:
@@ -31,9 +31,9 @@ class EarlyLeave:
 
     def look(self) -> bool:
         """Tell the other ranks, and check which of them have left; return whether all have left."""
-        if not self._has_told:
+        if not self._has_announced:
             self._store.set(f"left/{self._rank}", str(self.steps[self._rank]))
-            self._has_told = True
+            self._has_announced = True
         for rank in range(self._world_size):
             if rank not in self.steps and self._store.check([f"left/{rank}"]):
                 self.steps[rank] = int(self._store.get(f"left/{rank}"))

@@ -59,7 +59,7 @@ class Held:
 class Rescuable(Protocol):
     """A rank's operations on the latest boundary that it has passed; the rescue's thread calls them."""
 
-    def tell_likeness(self) -> None:
+    def report_likeness(self) -> None:
         """Report to the agent how this rank may differ from the others, if that has changed."""
 
     def held(self) -> Held | str:
@@ -93,7 +93,7 @@ class Rescue:
         self._seen: tuple[int, int] | None = None
         self._attempt = 0
         """The attempt number in the agent's latest order."""
-        self._told: handoff.Survives | None = None
+        self._reported: handoff.Survives | None = None
         self._is_resting = False
         """Whether the main thread is waiting here, and therefore no longer changes the state."""
         self._is_ending = False
@@ -143,14 +143,14 @@ class Rescue:
             self._may_end.set()
 
     def _answer(self) -> None:
-        word = None
-        while not self._stopped and not self._is_ending and (word := self._look()) is None:
-            self._rescuable.tell_likeness()
+        command = None
+        while not self._stopped and not self._is_ending and (command := self._look()) is None:
+            self._rescuable.report_likeness()
             self._pause()
         if self._stopped:
             return
         if not self._stop_rounds():
-            self._tell("its loop has ended")
+            self._report("its loop has ended")
             return
         asked_at = changed_at = time.monotonic()
         held: Held | str = ""
@@ -164,44 +164,44 @@ class Rescue:
                 else time.monotonic() - changed_at > SETTLED_SECONDS
             )
             if is_settled:
-                self._tell(held)
+                self._report(held)
                 if isinstance(held, str) and is_resting:
                     return
-            word = word or self._look()
-            if word is not None and word.do == handoff.RELEASE:
+            command = command or self._look()
+            if command is not None and command.do == handoff.RELEASE:
                 return
-            if word is not None and word.do == handoff.SAVE:
-                step = self._rescuable.save(read_order(word.order))
-                said = {"attempt": word.attempt, "step": step}
-                handoff.write_json(handoff.rescued_path(self._directory, self._rank), said)
-            word = None
+            if command is not None and command.do == handoff.SAVE:
+                step = self._rescuable.save(read_order(command.order))
+                report = {"attempt": command.attempt, "step": step}
+                handoff.write_json(handoff.rescued_path(self._directory, self._rank), report)
+            command = None
             self._pause()
 
-    def _tell(self, held: Held | str) -> None:
+    def _report(self, held: Held | str) -> None:
         value = handoff.Survives(
             held=None if isinstance(held, str) else {"rank": self._rank, **asdict(held)},
             problem=held if isinstance(held, str) else "",
             attempt=self._attempt,
             is_ending=self._is_ending,
         )
-        if value != self._told:
+        if value != self._reported:
             handoff.write_json(handoff.survives_path(self._directory, self._rank), asdict(value))
-            self._told = value
+            self._reported = value
 
-    def _look(self) -> handoff.RescueWord | None:
+    def _look(self) -> handoff.RescueCommand | None:
         """Return the agent's order if it is new since the last call, otherwise None."""
         try:
             status = self._orders.stat()
             seen = (status.st_ino, status.st_mtime_ns)
             if seen == self._seen:
                 return None
-            word = handoff.read_rescue(self._directory)
+            command = handoff.read_rescue(self._directory)
         except (OSError, json.JSONDecodeError):
             return None  # missing or incomplete: look again later
-        if word is None:
+        if command is None:
             return None
-        self._seen, self._has_answer, self._attempt = seen, True, word.attempt
-        return word
+        self._seen, self._has_answer, self._attempt = seen, True, command.attempt
+        return command
 
     def _pause(self) -> None:
         self._woken.wait(POLL_SECONDS)

@@ -56,7 +56,7 @@ class Rewind:
         self._rank = rank
         self._world_size = world_size
         self._rewindable = rewindable
-        self._has_said = ""
+        self._announced = ""
         self._has_arrived = False
         self._order: SaveOrder | None = None
         self._handover: HandOver | None = None
@@ -78,30 +78,30 @@ class Rewind:
     def advance(
         self,
         *,
-        can_stand: bool,
+        can_rewind: bool,
         seconds: float,
         own: Mapping[str, Any],
     ) -> SaveOrder | None:
         """Do all work that is possible without waiting for others.
 
         Return the order of the save once all ranks have copied and this rank has sealed, otherwise None.
-        ``can_stand`` says whether this rank is still in its loop and has not begun to leave the loop,
+        ``can_rewind`` says whether this rank is still in its loop and has not begun to leave the loop,
         ``seconds`` is the time left for a rewind, and ``own`` is this rank's report for ``make_order``.
         """
         assert self.asked is not None
         rewindable = self._rewindable
-        if self._has_said == "":
-            if rewindable is None or not can_stand:
-                self._say("stands", {})
+        if self._announced == "":
+            if rewindable is None or not can_rewind:
+                self._announce("stands", {})
             elif rewindable.has_marked(self.asked):
                 boundaries = rewindable.standing(self.asked)
-                self._say("stands", {"boundaries": boundaries, **own} if boundaries else {})
-        elif self._has_said == "stands" and rewindable is not None and self._store.check([self._key("to")]):
+                self._announce("stands", {"boundaries": boundaries, **own} if boundaries else {})
+        elif self._announced == "stands" and rewindable is not None and self._store.check([self._key("to")]):
             self._order = read_order(json.loads(self._store.get(self._key("to"))))
             self._handover = rewindable.copy(self._order)
             if self._handover is not None:
                 self._handover.advance(self._store)  # a relieved rank gives
-            self._say("copied", self._handover is not None)
+            self._announce("copied", self._handover is not None)
         if self._rank == 0:
             self._preside(seconds)
         place = self._place()
@@ -133,25 +133,25 @@ class Rewind:
         """Return where the round is served, or None if this is undecided."""
         return self._store.get(self._place_key).decode() if self._store.check([self._place_key]) else None
 
-    def _has_gone(self, rank: int) -> bool:
+    def _has_stopped(self, rank: int) -> bool:
         """Return whether a rank has stopped taking part in rounds."""
-        return any(self._store.check([f"{how}/{rank}"]) for how in ("finished", "left", "parted"))
+        return any(self._store.check([f"{ending}/{rank}"]) for ending in ("finished", "left", "parted"))
 
-    def _say(self, what: str, value: object) -> None:
-        self._store.set(self._key(f"{what}/{self._rank}"), json.dumps(value))
-        self._has_said = what
+    def _announce(self, stage: str, value: object) -> None:
+        self._store.set(self._key(f"{stage}/{self._rank}"), json.dumps(value))
+        self._announced = stage
 
     def _preside(self, seconds: float) -> None:
-        what = self._has_said or "stands"
+        stage = self._announced or "stands"
         found = {
             rank: json.loads(self._store.get(key))
             for rank in range(self._world_size)
-            if self._store.check([key := self._key(f"{what}/{rank}")])
+            if self._store.check([key := self._key(f"{stage}/{rank}")])
         }
         missing = set(range(self._world_size)) - set(found)
-        if not all(found.values()) or seconds < 0 or any(map(self._has_gone, missing)):
+        if not all(found.values()) or seconds < 0 or any(map(self._has_stopped, missing)):
             self._store.set(self._key("off"), "1")
-        elif not missing and what == "copied":
+        elif not missing and stage == "copied":
             assert self._order is not None
             self._store.compare_set(self._place_key, "", str(self._order.step))
         elif not missing:
@@ -163,5 +163,5 @@ class Rewind:
             else:
                 self._store.set(self._key("off"), "1")
 
-    def _key(self, what: str) -> str:
-        return f"rewind/{self._number}/{what}"
+    def _key(self, name: str) -> str:
+        return f"rewind/{self._number}/{name}"

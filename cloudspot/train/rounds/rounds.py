@@ -106,7 +106,7 @@ class Rounds:
         self._is_rescued = False  # the main thread passes no further boundary
         self._is_serving = False
         self._has_arrived = False  # at the boundary of an order, waiting for the others
-        self._goes_ahead = False  # all ranks have arrived there
+        self._all_are_ahead = False  # all ranks have arrived there
         self._limit: int | None = None  # in a rewind: the last boundary to pass; no order is served
         self._is_held_by_rewind = False
         self._asks = False  # the main thread is waiting in ``check``
@@ -118,11 +118,11 @@ class Rounds:
         self._state = "idle"  # idle, promised, ordered
         self._opening: dict[str, Any] = {}
         self._round_guard = math.inf
-        self._told_finished = False
+        self._announced_finish = False
         self._over = False  # a rank has finished: rounds need all ranks
         self._drain_guard: float | None = None
         self._drain_notice = False
-        self._told_drain = False
+        self._announced_drain = False
         self.wants_interval = False
         """Whether this rank, which is not rank 0, requests an interval save because one failed here."""
         self._num_wanted = self._num_looks = 0
@@ -190,7 +190,7 @@ class Rounds:
         """Return whether an order can be carried out now; if not, record that this rank has arrived."""
         if self._limit is not None:
             return False
-        if order.kind != DRAIN or order.step is None or not self._waits_for_all or self._goes_ahead:
+        if order.kind != DRAIN or order.step is None or not self._waits_for_all or self._all_are_ahead:
             return True
         self._has_arrived = True
         return self._lost or self._clock() > self._round_guard
@@ -381,13 +381,13 @@ class Rounds:
             self.wake()
         # Rank 0, which hosts the store, may end once all have finished, so each rank must first know which
         # ranks left.
-        if self._finished and not self._told_finished and not self._early_leave.is_open:
+        if self._finished and not self._announced_finish and not self._early_leave.is_open:
             self.store.set(f"finished/{self._rank}", "1")
-            self._told_finished = True
-        if self._told_finished and self._rank != 0:
+            self._announced_finish = True
+        if self._announced_finish and self._rank != 0:
             return False  # rank 0 may end before this rank, and the store with it
-        if self._drain_guard is not None and not self._told_drain:
-            self._told_drain = True
+        if self._drain_guard is not None and not self._announced_drain:
+            self._announced_drain = True
             if self._world_size > 1:
                 self.store.set("want/drain", json.dumps(self._drain_guard - self._clock()))
         if self.wants_interval:
@@ -463,9 +463,9 @@ class Rounds:
 
     def _wait_for_all(self) -> None:
         """Let the main threads serve a boundary ahead once all of them have arrived there."""
-        if self._waits_for_all and self._has_arrived and not self._goes_ahead and self._rewind.arrive():
+        if self._waits_for_all and self._has_arrived and not self._all_are_ahead and self._rewind.arrive():
             with self._changed:
-                self._goes_ahead, self._can_rewind = True, False
+                self._all_are_ahead, self._can_rewind = True, False
                 self._changed.notify_all()
 
     def _offer_rewind(self) -> None:
@@ -487,9 +487,9 @@ class Rounds:
             self._limit = rewind.asked
             if self._hold is None:
                 self._hold, self._is_held_by_rewind = self._next, True
-            can_stand = not self._finished and not self._is_serving
+            can_rewind = not self._finished and not self._is_serving
         seconds = self.rewind_guard - self._clock()
-        order = rewind.advance(can_stand=can_stand, seconds=seconds, own=self._own)
+        order = rewind.advance(can_rewind=can_rewind, seconds=seconds, own=self._own)
         if order is not None:
             with self._changed:
                 self._order = order

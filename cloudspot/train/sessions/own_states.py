@@ -45,14 +45,20 @@ class OwnStates:
     """Gives this rank's own state to one other rank, and keeps the own state of another."""
 
     def __init__(
-        self, told: str, store: Store, marks: BoundaryMarks, *, world: World, report: Callable[[str], None]
+        self,
+        secret_and_address: str,
+        store: Store,
+        marks: BoundaryMarks,
+        *,
+        world: World,
+        report: Callable[[str], None],
     ) -> None:
         """Listen, and publish the address in ``store``; call this before another thread uses the store.
 
-        ``told``, which the agent provides, is the generation's secret and this machine's address, joined by
-        an ``@``. If giving ends early, ``report`` is called with the reason.
+        ``secret_and_address``, which the agent provides, is the generation's secret and this machine's
+        address, joined by an ``@``. If giving ends early, ``report`` is called with the reason.
         """
-        secret, _, address = told.partition("@")
+        secret, _, address = secret_and_address.partition("@")
         ranks = range(world.world_size)
         self._giver_rank = next(rank for rank in ranks if _keeper_of(rank, world) == world.rank)
         self._keeper = Keeper(address, secret=secret, giver=self._giver_rank)

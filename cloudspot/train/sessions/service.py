@@ -42,7 +42,7 @@ LEAVE_SECONDS = 120.0
 """How long a rank whose script leaves the loop early waits for the other ranks to leave."""
 SETTLE_SECONDS = 0.05
 """The time after which a write by the main thread that began before the end of a copy can be detected."""
-_TOLD = 128 + signal.SIGTERM
+_TERMINATED = 128 + signal.SIGTERM
 """The exit status of a rank that ends because other ranks were lost, not because of the script."""
 FEW_BOUNDARIES = 256
 """The number of boundaries after which it is known whether most of them can be marked."""
@@ -93,7 +93,7 @@ class Service:
         self.progress = _map_progress(handoff.progress_path(directory, world.rank), start)
         """The values of ``handoff.Progress``, in the file that the agent reads."""
         self._figures: Any = None
-        self._has_warned = self._has_told_place = False
+        self._has_warned = self._has_judged_place = False
         if world.rank == 0:
             path = handoff.metrics_path(directory, world.rank)
             self._figures = path.open("a", buffering=1, encoding="utf-8")
@@ -102,8 +102,8 @@ class Service:
         handoff.worker_pid_path(directory, world.rank).write_text(str(self._pid))
         store, server = open_store(world)
         self._own_states: OwnStates | None = None
-        if world.world_size > 1 and (told := os.environ.get(handoff.HAND_OVER)):
-            self._hand_over(told, store)
+        if world.world_size > 1 and (secret_and_address := os.environ.get(handoff.HAND_OVER)):
+            self._hand_over(secret_and_address, store)
         self._link = Link(
             directory,
             store,
@@ -216,13 +216,13 @@ class Service:
         if mark is not None and mark.number > 1 and (mark.number - 1) & (mark.number - 2) == 0:
             self._compared = mark
         own_place = None if mark is None else mark.description.own_place
-        if mark is not None and own_place is not None and not self._has_told_place:
-            self._has_told_place = True
-            is_told = self._own_states is not None and own_pieces.obstacle(mark, rank=0) is None
+        if mark is not None and own_place is not None and not self._has_judged_place:
+            self._has_judged_place = True
+            survives_loss = self._own_states is not None and own_pieces.obstacle(mark, rank=0) is None
             why = f"each rank's position in the data is known to that rank only, because {own_place}"
-            self._say_what_a_loss_costs(None if is_told else why)
+            self._warn_of_loss_cost(None if survives_loss else why)
         if self._num_boundaries == FEW_BOUNDARIES and self._marks.num_skipped > FEW_BOUNDARIES // 2:
-            self._say_what_a_loss_costs("the steps are too short for a record of where each one ends")
+            self._warn_of_loss_cost("the steps are too short for a record of where each one ends")
         self._num_boundaries += 1
 
     def _note_draws(self) -> None:
@@ -265,7 +265,7 @@ class Service:
         """Return the passed boundaries at which the state still stands; a rank has asked for ``number``."""
         self._standing = {mark.number: mark for mark in self._marks.standing()}
         if number not in self._standing:
-            self._tell_of_change()
+            self._warn_of_change()
         return list(self._standing)
 
     def copy(self, order: SaveOrder) -> HandOver | None:
@@ -307,7 +307,7 @@ class Service:
                     return False
             time.sleep(SETTLE_SECONDS)
             if mark not in (*self._marks.standing(), self._marks.first_since_step()):
-                self._tell_of_change()
+                self._warn_of_change()
                 return False
         except Exception:  # the training continues to the next boundary, which may be saved
             _log.exception(
@@ -355,7 +355,7 @@ class Service:
             keeps=tuple(self._kept_at(mark)),
         )
 
-    def tell_likeness(self) -> None:
+    def report_likeness(self) -> None:
         """Report to the agent how this rank may differ from the others, in case this rank is lost."""
         mark, digests = self._compared, self._likeness[1]
         if mark is not None and mark.number not in dict(digests) and mark.is_reached:
@@ -383,25 +383,25 @@ class Service:
         self._saver.seal(copied)
         return mark.step
 
-    def _hand_over(self, told: str, store: Store) -> None:
+    def _hand_over(self, secret_and_address: str, store: Store) -> None:
         try:
             self._own_states = OwnStates(
-                told, store, self._marks, world=self._world, report=self._say_nothing_is_handed_over
+                secret_and_address, store, self._marks, world=self._world, report=self._report_no_hand_over
             )
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            self._say_nothing_is_handed_over(f"its keeper cannot listen: {error}")
+            self._report_no_hand_over(f"its keeper cannot listen: {error}")
 
     def _kept_at(self, mark: Mark) -> dict[int, OwnState]:
         return {} if self._own_states is None else self._own_states.at(mark)
 
-    def _say_nothing_is_handed_over(self, problem: str) -> None:
+    def _report_no_hand_over(self, problem: str) -> None:
         path = handoff.own_state_path(self._directory, self._world.rank)
         with suppress(OSError):
             handoff.write_json(path, {"problem": problem})
 
-    def _say_what_a_loss_costs(self, why: str | None) -> None:
-        is_told = self._rescue is not None and self._world.rank == 0 and self._world.world_size > 1
-        if why is not None and is_told:
+    def _warn_of_loss_cost(self, why: str | None) -> None:
+        may_warn = self._rescue is not None and self._world.rank == 0 and self._world.world_size > 1
+        if why is not None and may_warn:
             _log.warning(
                 "if a machine is lost without notice, the steps since the newest checkpoint are repeated: %s",
                 why,
@@ -430,9 +430,9 @@ class Service:
         """
         self._mark(step, is_rare=True)
         self._hold_for_rescue()
-        raise self._failure or SystemExit(_TOLD)
+        raise self._failure or SystemExit(_TERMINATED)
 
-    def _tell_of_change(self) -> None:
+    def _warn_of_change(self) -> None:
         _log.warning(
             "rank %d is not at a safe point: since the last boundary, %s; it leaves at the next boundary",
             *(self._world.rank, self._marks.problem),
@@ -451,7 +451,7 @@ class Service:
         shards = (shard for each in checkpoint.take(self._objects).items for shard in each.shards)
         alone = "each rank holds a part of the state that no other rank holds"
         why = alone if any(len(shard.holders) == 1 for shard in shards) else None
-        self._say_what_a_loss_costs(self._marks.obstacle or why)
+        self._warn_of_loss_cost(self._marks.obstacle or why)
 
     def leave_loop(self, step: int, *, left: Left, saves: bool, is_held: bool) -> None:
         """End the loop that the script left, provided that all ranks left it after the same step.

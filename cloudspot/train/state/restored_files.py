@@ -51,7 +51,7 @@ class RestoredFiles:
         self.step = number(manifest, "step")
         self.world_size = number(manifest, "world_size")
         """The number of ranks that saved the checkpoint."""
-        self._comes_on_demand = manifest.get(ON_DEMAND) is True
+        self._is_fetched_on_demand = manifest.get(ON_DEMAND) is True
         self.seals: dict[int, dict[str, Any]] = {}
         """The seals by rank. Each contains the states of its own rank and of the ranks that this rank has
         relieved."""
@@ -87,7 +87,7 @@ class RestoredFiles:
         Raises:
             CheckpointError: the checkpoint is fetched on demand, but there is no agent.
         """
-        if not self._comes_on_demand:
+        if not self._is_fetched_on_demand:
             return
         handoff = os.environ.get(HANDOFF)
         if handoff is None:
@@ -174,7 +174,7 @@ class RestoredFiles:
             raise CheckpointError(f"the checkpoint's shards of {name} do not belong to the same tensor")
         if box in stored.pieces:
             raise CheckpointError(f"the checkpoint holds {name} twice")
-        stored.pieces[box] = Piece(view, file, offset, offset + size, is_here=not self._comes_on_demand)
+        stored.pieces[box] = Piece(view, file, offset, offset + size, is_here=not self._is_fetched_on_demand)
 
 
 @dataclass(eq=False)

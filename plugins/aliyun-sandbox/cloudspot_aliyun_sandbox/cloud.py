@@ -178,7 +178,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         assert self._host is not None
         self._functions.run_due()
         for machine_id in self.newly_noticed(self._host):
-            self._functions.tell(INTERRUPTION, {"instanceId": machine_id, "action": "delete"})
+            self._functions.publish(INTERRUPTION, {"instanceId": machine_id, "action": "delete"})
 
     def _function_key(self, role: str) -> Credentials:
         """Return a new key of a function's role."""

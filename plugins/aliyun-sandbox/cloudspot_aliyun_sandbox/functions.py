@@ -313,7 +313,7 @@ class StrictFunctions:
                 }
                 self._start(function, json.dumps(event).encode())
 
-    def tell(self, type_: str, data: Mapping[str, Any]) -> None:
+    def publish(self, type_: str, data: Mapping[str, Any]) -> None:
         """Publish an ECS event on the default bus, and run the functions that are triggered by it."""
         event = {
             "id": randomness.token_hex(16),

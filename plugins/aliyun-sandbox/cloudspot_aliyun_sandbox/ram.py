@@ -41,7 +41,7 @@ class Ram:
         """``roles`` maps each role to the service that it trusts; new roles are added to ``roles``."""
         self._account_id = account_id
         self._roles = roles
-        self._told: dict[str, tuple[str, str]] = {}
+        self._described: dict[str, tuple[str, str]] = {}
         """The description and the creation time of each role that was made through the API."""
         self.policies: dict[str, Policy] = {}
         self.users: set[str] = set()
@@ -156,7 +156,7 @@ class Ram:
             raise ApiError("MalformedPolicyDocument", message) from None
         self._roles[name] = service
         made_at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self._told[name] = parameters.get("Description", ""), made_at
+        self._described[name] = parameters.get("Description", ""), made_at
         return self._get_role(parameters, _region)
 
     def _get_role(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
@@ -168,9 +168,9 @@ class Ram:
         }
         trust = json.dumps({"Statement": [statement], "Version": "1"})
         arn = f"acs:ram::{self._account_id}:role/{name}"
-        described, made_at = self._told.get(name, ("", "2026-01-01T00:00:00Z"))
-        told = {"Description": described, "CreateDate": made_at}
-        return {"Role": {"RoleName": name, "Arn": arn, "AssumeRolePolicyDocument": trust, **told}}
+        described, made_at = self._described.get(name, ("", "2026-01-01T00:00:00Z"))
+        fields = {"Description": described, "CreateDate": made_at}
+        return {"Role": {"RoleName": name, "Arn": arn, "AssumeRolePolicyDocument": trust, **fields}}
 
     def _delete_role(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
         name = self._role(parameters)

@@ -393,9 +393,9 @@ class StrictEcs:
         key = parameters["AccessKeyId"]
         is_role = self._roles is not None and self._roles.is_role_key(key)
         user = self.account.ram.keys.get(key, ("sandbox", ""))[0]
-        who = f"assumed-role/{NODE_ROLE}/node" if is_role else f"user/{user}"
+        identity = f"assumed-role/{NODE_ROLE}/node" if is_role else f"user/{user}"
         account = self.accounts.get(key, ACCOUNT_ID)
-        return {"AccountId": account, "Arn": f"acs:ram::{account}:{who}", "UserId": "2012345678"}
+        return {"AccountId": account, "Arn": f"acs:ram::{account}:{identity}", "UserId": "2012345678"}
 
     def _machine(self, instance_id: str, region: str) -> Machine:
         if not self.machines.is_known(instance_id, region):

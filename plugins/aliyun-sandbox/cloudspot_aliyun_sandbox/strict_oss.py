@@ -448,11 +448,11 @@ def _limit(request: OssRequest, name: str, default: int) -> int:
 
 
 def _check_digest(request: OssRequest) -> None:
-    told = request.headers.get("content-md5")
-    if told is None:
+    stated = request.headers.get("content-md5")
+    if stated is None:
         return
     digest = base64.b64encode(bytes.fromhex(etag_of(request.body))).decode("ascii")
-    if told != digest:
+    if stated != digest:
         raise OssRefusal(400, "InvalidDigest", "The Content-MD5 you specified was invalid.")
 
 

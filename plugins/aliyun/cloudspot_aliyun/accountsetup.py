@@ -81,8 +81,8 @@ class AliyunAccountSetup(AccountSetup):
         for name, purpose in POLICIES.items():
             document = permissions.policy(name, bucket=bucket)
             parts.append(Policy(clients, f"cloudspot-{name}", purpose, document=document))
-        for whom in request.grant_to:
-            kind, found = self._principal(whom)
+        for grantee in request.grant_to:
+            kind, found = self._principal(grantee)
             parts += [
                 Grant(clients, kind, found, policy=f"cloudspot-{name}", purpose=f"{why}, as you asked")
                 for name, why in POLICIES.items()
@@ -114,22 +114,22 @@ class AliyunAccountSetup(AccountSetup):
             )
         return rest.partition("/")[0]
 
-    def _principal(self, whom: str) -> _Principal:
+    def _principal(self, grantee: str) -> _Principal:
         """Return the principal that ``whom`` names; raise SpecError if no policy can be attached to it."""
-        if whom == "root" or whom.endswith(":root"):
+        if grantee == "root" or grantee.endswith(":root"):
             raise SpecError(
-                f"--grant-to {whom}: cloudspot never gives permissions to a root account; name a user, group "
-                "or role"
+                f"--grant-to {grantee}: cloudspot never gives permissions to a root account; name a user, "
+                "group or role"
             )
-        match = _PRINCIPAL.fullmatch(whom)
+        match = _PRINCIPAL.fullmatch(grantee)
         if match is None:
-            raise SpecError(f"--grant-to {whom}: write user/NAME, group/NAME or role/NAME")
+            raise SpecError(f"--grant-to {grantee}: write user/NAME, group/NAME or role/NAME")
         if match["account"] not in {None, self._account}:
-            raise SpecError(f"--grant-to {whom}: this identity is not in account {self._account}")
+            raise SpecError(f"--grant-to {grantee}: this identity is not in account {self._account}")
         kind, name = match["kind"].capitalize(), match["name"]
-        with ERRORS.translated(f"looking for {whom}"):
+        with ERRORS.translated(f"looking for {grantee}"):
             call = AliyunCall("Ram", f"Get{kind}", {f"{kind}Name": name}, "EntityNotExist")
             found = call.run(self._clients)
         if found is None:
-            raise SpecError(f"--grant-to {whom}: account {self._account} has no such {match['kind']}")
+            raise SpecError(f"--grant-to {grantee}: account {self._account} has no such {match['kind']}")
         return _Principal(kind, name)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cloudspot.plugin.apirecording import ApiExchange, is_observed, tell
+from cloudspot.plugin.apirecording import ApiExchange, is_observed, report
 
 if TYPE_CHECKING:
     from aliyunsdkcore.request import RpcRequest
 
 
 @contextmanager
-def told(request: RpcRequest) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def reported(request: RpcRequest) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Report a request with the response that the block hands over, or the SDK's error that it raises."""
     if not is_observed():
         yield lambda _answer: None
@@ -35,7 +35,7 @@ def told(request: RpcRequest) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         status, code = 0, str(error.get_error_code())
         raise
     finally:
-        tell(
+        report(
             ApiExchange(
                 service=str(request.get_product()).lower(),
                 action=str(request.get_action_name()),

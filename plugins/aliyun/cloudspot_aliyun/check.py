@@ -45,8 +45,8 @@ def check(options: AliyunOptions, clients: AliyunClients, resources: Resources) 
 
 def principal_of(arn: str) -> str:
     """Return the caller in the form of ``cloudspot setup --grant-to``: the role itself, not its session."""
-    who = arn.rpartition(":")[2]
-    return f"role/{who.split('/')[1]}" if who.startswith("assumed-role/") else who
+    identity = arn.rpartition(":")[2]
+    return f"role/{identity.split('/')[1]}" if identity.startswith("assumed-role/") else identity
 
 
 def _taken(offer: Offer) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 import cloudspot
 from cloudspot.errors import CloudspotError, SpecError, TransientError
 from cloudspot.plugin.answers import readable
-from cloudspot_aliyun.apihooks import told
+from cloudspot_aliyun.apihooks import reported
 from cloudspot_aliyun.credentials import (
     CONFIG_FILE,
     PROFILE,
@@ -136,7 +136,7 @@ class AliyunClients:
         request.set_accept_format("json")
         client = self._acs_client(region)
         with (
-            told(request) as note,
+            reported(request) as note,
             readable(str(request.get_action_name())),  # the answer is, for example, a proxy's page
         ):
             answer = dict(json.loads(client.do_action_with_exception(request)))

@@ -261,9 +261,9 @@ def read_profile(path: Path, name: str | None) -> Mapping[str, Any]:
         SpecError: the file cannot be read, or has no such profile.
     """
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        profiles = {one["name"]: one for one in said.get("profiles") or ()}
-        wanted = name or said.get("current") or "default"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        profiles = {one["name"]: one for one in config.get("profiles") or ()}
+        wanted = name or config.get("current") or "default"
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

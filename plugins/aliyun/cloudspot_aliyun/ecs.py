@@ -133,7 +133,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 "ResourceId": [one.id for one in alive[start : start + MAX_IDS]],
                 "Tag": tags.to_list(facts),
             }
-            self._tell("tagging the machines", "TagResources", wanted)
+            self._call_optional("tagging the machines", "TagResources", wanted)
         for instance in alive:
             if instance.id not in self._shows_tags and len(instances) > 1:
                 self._show_tags(instance.id)
@@ -205,9 +205,9 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         }
         if self.options.metadata_hops > 1:
             wanted["HttpPutResponseHopLimit"] = self.options.metadata_hops
-        self._tell("letting the machines read their tags", "ModifyInstanceMetadataOptions", wanted)
+        self._call_optional("letting the machines read their tags", "ModifyInstanceMetadataOptions", wanted)
 
-    def _tell(self, what: str, action: str, wanted: Mapping[str, Any]) -> None:
+    def _call_optional(self, what: str, action: str, wanted: Mapping[str, Any]) -> None:
         """Make a call that only helps the machines; a refusal does not end the job."""
         try:
             read(self.clients, what, action, wanted, codes=_NOT_YET)

@@ -127,10 +127,10 @@ class _AliyunErrors(SdkErrors):
 
     def _failure(self, error: BaseException, what: str) -> CloudspotError:
         if isinstance(error, ClientException):
-            said = str(error.get_error_msg())
+            message = str(error.get_error_msg())
             if error.get_error_code() in _NETWORK:
-                return TransientError(f"{what}: no answer from {self._unreached(said)}")
-            return SpecError(f"{what}: {self.one_line(without_urls(said))} ({error.get_error_code()})")
+                return TransientError(f"{what}: no answer from {self._unreached(message)}")
+            return SpecError(f"{what}: {self.one_line(without_urls(message))} ({error.get_error_code()})")
         if isinstance(error, oss.RequestError):
             return TransientError(f"{what}: no answer from OSS: {self.innermost(error.exception)}")
         if isinstance(error, (requests.RequestException, urllib3.exceptions.HTTPError)):
@@ -141,13 +141,13 @@ class _AliyunErrors(SdkErrors):
             )
         if isinstance(error, ParseError):
             return TransientError(f"{what}: the answer cannot be read")
-        said = str(getattr(error, "body", error))
-        return CloudspotError(f"{what}: {self.one_line(without_urls(said))}")
+        message = str(getattr(error, "body", error))
+        return CloudspotError(f"{what}: {self.one_line(without_urls(message))}")
 
-    def _unreached(self, said: str) -> str:
+    def _unreached(self, message: str) -> str:
         """Return the host and the reason from the SDK's message about a broken connection."""
-        host = re.search(r"host='([^']+)'", said)
-        reason = said.rpartition("Caused by")[2].rpartition(": ")[2] if "Caused by" in said else said
+        host = re.search(r"host='([^']+)'", message)
+        reason = message.rpartition("Caused by")[2].rpartition(": ")[2] if "Caused by" in message else message
         reason = reason.rpartition("): ")[2].strip("'\")")
         return f"{host[1] if host else 'Alibaba Cloud'}: {self.one_line(without_urls(reason))}"
 

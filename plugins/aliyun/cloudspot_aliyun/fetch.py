@@ -53,12 +53,12 @@ def fetch(store_url: str, key: str, path: Path) -> None:
                     raise OSError("the object is truncated or too long")
             return
         except HTTPError as error:
-            said = error.read(2000).decode("utf-8", "replace")
+            body = error.read(2000).decode("utf-8", "replace")
             # The bucket may be in another region, which OSS names.
-            named = re.search(r"<Endpoint>oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com</Endpoint>", said)
+            named = re.search(r"<Endpoint>oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com</Endpoint>", body)
             if named is None or named[1] == region or endpoint:
-                code = re.search("<Code>(.*?)</Code>", said)
-                raise OSError(f"OSS answered {error.code} {code[1] if code else said[:300]}") from None
+                code = re.search("<Code>(.*?)</Code>", body)
+                raise OSError(f"OSS answered {error.code} {code[1] if code else body[:300]}") from None
             region = named[1]
 
 

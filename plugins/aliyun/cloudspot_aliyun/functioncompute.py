@@ -101,10 +101,10 @@ class FunctionCompute:
         )
         if done.status_code >= 300:
             try:
-                said = done.json()
+                error_fields = done.json()
                 code, message = (
-                    str(said.get("Code") or said["code"]),
-                    str(said.get("Message") or said["message"]),
+                    str(error_fields.get("Code") or error_fields["code"]),
+                    str(error_fields.get("Message") or error_fields["message"]),
                 )
             except (ValueError, KeyError, AttributeError, RecursionError):
                 code, message = "", f"HTTP status {done.status_code}"

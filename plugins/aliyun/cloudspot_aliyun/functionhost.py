@@ -256,17 +256,17 @@ class FunctionComputeHost(FunctionHost):
         def run() -> None:
             done = self._once_known(lambda: self._functions.invoke(_DEPLOYING, name, b"{}", seconds=seconds))
             if done.has_failed:
-                raise CloudspotError(f"the driver {name} does not run: {_said(done.payload)}")
+                raise CloudspotError(f"the driver {name} does not run: {_error_and_log(done.payload)}")
 
         self._once_effective(run, is_new=lambda error: LACKS_RIGHTS in str(error), wait_seconds=5.0)
 
 
-def _said(payload: bytes) -> str:
+def _error_and_log(payload: bytes) -> str:
     """Return a function's error and the end of its log, in one line."""
     text = payload.decode("utf-8", "replace")
     try:
-        said = json.loads(text)
-        text = f"{said['errorMessage']} {said.get('log', '')}"
+        result = json.loads(text)
+        text = f"{result['errorMessage']} {result.get('log', '')}"
     except UNREADABLE:  # Function Compute's own text, because the server did not start.
         pass
     return " ".join(text.split())

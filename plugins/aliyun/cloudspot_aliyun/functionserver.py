@@ -48,19 +48,19 @@ def event_of(body: bytes) -> dict[str, Any]:
 
 def answer(body: bytes, handler: str) -> tuple[bool, dict[str, Any]]:
     """Run ``module.function`` for the event; return whether it failed, and the response."""
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with redirect_stdout(said), redirect_stderr(said):
+        with redirect_stdout(printed), redirect_stderr(printed):
             module, _, name = handler.rpartition(".")
             result = getattr(importlib.import_module(module), name)(event_of(body))
     except Exception as error:  # noqa: BLE001 - any error is reported to the caller
-        _say(said.getvalue() + traceback.format_exc())
-        return True, {"errorMessage": str(error) or repr(error), "log": said.getvalue()[-LOG_CHARACTERS:]}
-    _say(said.getvalue())
+        _print(printed.getvalue() + traceback.format_exc())
+        return True, {"errorMessage": str(error) or repr(error), "log": printed.getvalue()[-LOG_CHARACTERS:]}
+    _print(printed.getvalue())
     return False, result
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -78,10 +78,10 @@ class _Handler(BaseHTTPRequestHandler):
         request = self.headers.get("x-fc-request-id", "")
         os.environ.update({name: self.headers[one] for one, name in _KEYS.items() if self.headers.get(one)})
         # Function Compute needs these lines before and after a run.
-        _say(f"FC Invoke Start RequestId: {request}\n")
-        has_failed, said = answer(body, os.environ["FC_FUNCTION_HANDLER"])
-        _say(f"FC Invoke End RequestId: {request}\n")
-        content = json.dumps(said).encode()
+        _print(f"FC Invoke Start RequestId: {request}\n")
+        has_failed, result = answer(body, os.environ["FC_FUNCTION_HANDLER"])
+        _print(f"FC Invoke End RequestId: {request}\n")
+        content = json.dumps(result).encode()
         status = 404 if has_failed else 200
         self.send_response(status)
         self.send_header("x-fc-status", str(status))

@@ -63,15 +63,15 @@ class AliyunNoticeSource(PreemptionSource):
         try:
             at = parse_time(text)
         except ValueError:
-            said = f"{TERMINATION.partition('/')[2]} is {text[:200]!r}, which is not a time"
+            problem = f"{TERMINATION.partition('/')[2]} is {text[:200]!r}, which is not a time"
             # A value that looks like a time is a notice; if it is not a valid time, the shortest promised
             # notice applies. Any other text is not a notice: otherwise, a service that answers everyone with
             # an error page would end every machine.
             if not re.match(r"[0-9]{4}-", text):
-                raise TransientError(said) from None
+                raise TransientError(problem) from None
             if text != self._unread:
                 self._unread = text
-                _log.warning("%s", said)
+                _log.warning("%s", problem)
             at = None
         return PreemptionNotice(deadline=at, source="metadata")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import oss2.models
 
-from cloudspot.plugin.bucket import told
+from cloudspot.plugin.bucket import require
 from cloudspot.plugin.bucketstore import BucketStore
 from cloudspot.plugin.multipart import PartedRequests
 from cloudspot_aliyun.ossbucket import WRITER, OssBucket
@@ -42,14 +42,14 @@ class OssUploadRequests(PartedRequests):
         ):
             answer = client.upload_part(self.name, upload_id, number, body, headers=headers)
             check(answer.headers)
-            return oss2.models.PartInfo(number, told(answer.etag, "an ETag"))
+            return oss2.models.PartInfo(number, require(answer.etag, "an ETag"))
 
     def complete(self, upload_id: str, parts: Sequence[oss2.models.PartInfo]) -> None:
         with self.bucket.asking(self.verb, self.key) as client:
             answer = client.complete_multipart_upload(
                 self.name, upload_id, list(parts), headers=self._condition
             )
-            told(b"<ETag>" in answer.resp.read() or None, "an ETag")
+            require(b"<ETag>" in answer.resp.read() or None, "an ETag")
         self.bucket.check_create(answer.headers)
 
     def put(self, writer: str, data: memoryview) -> None:
@@ -60,7 +60,7 @@ class OssUploadRequests(PartedRequests):
             more = {WRITER: writer, "Content-Type": BINARY, **self._condition}
             answer = client.put_object(self.name, body, headers={**headers, **more})
             check(answer.headers)
-            told(answer.etag, "an ETag")
+            require(answer.etag, "an ETag")
         self.bucket.check_create(answer.headers)
 
     def drop(self, upload_id: str) -> None:

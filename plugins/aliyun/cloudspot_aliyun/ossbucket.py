@@ -29,7 +29,16 @@ from cloudspot.errors import (
 )
 from cloudspot.host.paced_http import pace
 from cloudspot.model import CheckResult
-from cloudspot.plugin.bucket import Begun, Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
+from cloudspot.plugin.bucket import (
+    Begun,
+    Bucket,
+    Described,
+    Download,
+    IncompleteAnswer,
+    Listed,
+    RangeBeyondEnd,
+    require,
+)
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_aliyun.clients import (
     CONNECT_SECONDS,
@@ -153,9 +162,9 @@ class OssBucket(Bucket):
     def head(self, client: Any, name: str) -> Described:
         answer = client.head_object(name)
         writer = str(answer.headers.get(WRITER, ""))
-        modified_at = _moment(told(answer.last_modified, "a time"))
+        modified_at = _moment(require(answer.last_modified, "a time"))
         etag = str(answer.etag or "").strip('"')
-        return Described(told(answer.content_length, "a size"), modified_at, writer, etag)
+        return Described(require(answer.content_length, "a size"), modified_at, writer, etag)
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
         answer = client.get_object(name, byte_range=span, headers={} if span is None else _STANDARD)
@@ -180,11 +189,11 @@ class OssBucket(Bucket):
         return found, str(answer.next_continuation_token) if answer.is_truncated else None
 
     def delete(self, client: Any, name: str) -> None:
-        told(client.delete_object(name).status == HTTPStatus.NO_CONTENT or None, "the status 204")
+        require(client.delete_object(name).status == HTTPStatus.NO_CONTENT or None, "the status 204")
 
     def delete_names(self, client: Any, names: Sequence[str]) -> None:
         deleted = client.batch_delete_objects(list(names)).deleted_keys
-        told(None if set(names).difference(deleted) else True, "an object that was to be deleted")
+        require(None if set(names).difference(deleted) else True, "an object that was to be deleted")
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         url: str = client.sign_url("GET", name, seconds, slash_safe=True)
@@ -272,13 +281,13 @@ class _Session(oss2.Session):  # type: ignore[misc]
         """Make a request; see oss2.
 
         Raises:
-            NotTold: the response lacks the request id that all of OSS's responses have ("Common response
-                headers", checked 2026-11).
+            IncompleteAnswer: the response lacks the request id that all of OSS's responses have ("Common
+                response headers", checked 2026-11).
         """
         answer = super().do_request(req, timeout)
         if answer.status < HTTPStatus.BAD_REQUEST and not answer.request_id:
             answer.response.close()
-            raise NotTold("a request id")
+            raise IncompleteAnswer("a request id")
         return answer
 
 

@@ -58,6 +58,6 @@ def digest_header(data: Data) -> dict[str, str]:
 
 def compare(headers: Mapping[str, str], data: Data, what: str) -> None:
     """Raise TransientError if the checksum in a response's headers differs from that of the bytes."""
-    told = headers.get(CRC_HEADER)
-    if told is not None and whole_number(told, most=MAX_CRC) != crc64.xz(data):
+    checksum = headers.get(CRC_HEADER)
+    if checksum is not None and whole_number(checksum, most=MAX_CRC) != crc64.xz(data):
         raise TransientError(f"{what}: the bytes were damaged in transit (their CRC-64 differs)")

@@ -46,7 +46,7 @@ Python.
 if TYPE_CHECKING:
     from cloudspot_aliyun.clients import AliyunClients
 
-NO_WAY: Final = (
+NO_ROUTE: Final = (
     "machines in %s have no public address (providers.aliyun.public_bandwidth = 0): they reach a bucket "
     "in %s only through a NAT gateway or CEN"
 )
@@ -121,7 +121,7 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         region = clients.region
         away = [one for one in self.options.regions if one != region]
         if away and not self.options.public_bandwidth:
-            _log.warning(NO_WAY, ", ".join(away), region)
+            _log.warning(NO_ROUTE, ", ".join(away), region)
         return {"region": region, "account": self.options.account or caller(clients).account}
 
     def image_host_of(self, options: AliyunOptions, clients: AliyunClients) -> ImageHost:

@@ -39,10 +39,10 @@ def release() -> None:
             ask(host + "/", {"x-acs-action": "DeleteInstance"}, "POST", body)
             return
         except OSError as error:
-            said = error.read(300).decode("utf-8", "replace") if hasattr(error, "read") else ""
+            response_text = error.read(300).decode("utf-8", "replace") if hasattr(error, "read") else ""
             if not num_left:
-                raise OSError(f"{error} {said}") from None
-            if "Throttling" in said or getattr(error, "code", 0) >= 500:
+                raise OSError(f"{error} {response_text}") from None
+            if "Throttling" in response_text or getattr(error, "code", 0) >= 500:
                 # All nodes of a job may end at once, and this cannot be repeated after the shutdown.
                 time.sleep(random.uniform(1.0, 8.0))
 

@@ -61,12 +61,12 @@ class AliyunCall:
 
     def command(self, region: str) -> str:
         """Return the call as a shell command."""
-        words = ["aliyun", self.product.lower(), self.action]
+        arguments = ["aliyun", self.product.lower(), self.action]
         if self.product != "Ram":
-            words += ["--RegionId", region]
+            arguments += ["--RegionId", region]
         for name, value in flatten(self.parameters).items():
-            words += [f"--{name}", value]
-        return shlex.join(words)
+            arguments += [f"--{name}", value]
+        return shlex.join(arguments)
 
 
 class AliyunPart(CloudPart):
@@ -293,22 +293,22 @@ class Policy(AliyunPart):
 class Grant(AliyunPart):
     """A custom policy that is attached to a user, a group or a role."""
 
-    def __init__(self, clients: AliyunClients, kind: str, whom: str, *, policy: str, purpose: str) -> None:
+    def __init__(self, clients: AliyunClients, kind: str, grantee: str, *, policy: str, purpose: str) -> None:
         """Do no I/O; ``kind`` is ``User``, ``Group`` or ``Role``."""
-        asked = {"PolicyType": "Custom", "PolicyName": policy, f"{kind}Name": whom}
+        asked = {"PolicyType": "Custom", "PolicyName": policy, f"{kind}Name": grantee}
         super().__init__(
             clients,
             "grant",
-            f"{policy} to {kind.lower()}/{whom}",
+            f"{policy} to {kind.lower()}/{grantee}",
             purpose,
             making=[AliyunCall("Ram", f"AttachPolicyTo{kind}", asked, f"EntityAlreadyExists.{kind}.Policy")],
             removing=[AliyunCall("Ram", f"DetachPolicyFrom{kind}", asked, "EntityNotExist")],
         )
-        self._kind, self._whom, self._policy = kind, whom, policy
+        self._kind, self._grantee, self._policy = kind, grantee, policy
 
     def state(self, *, is_own: bool) -> PartState:
         """Return whether the policy is attached."""
-        asked = {f"{self._kind}Name": self._whom}
+        asked = {f"{self._kind}Name": self._grantee}
         found = items(self.find(f"ListPoliciesFor{self._kind}", asked) or {}, "Policies", "Policy")
         return PartState(exists=any(one["PolicyName"] == self._policy for one in found))
 

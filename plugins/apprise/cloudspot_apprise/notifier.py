@@ -30,7 +30,7 @@ class AppriseNotifier(Notifier):
         sender = apprise.Apprise()
         sender.add(_service(url))
         statuses: list[str] = []
-        _heard.set(statuses)
+        _statuses.set(statuses)
         log = logging.getLogger("apprise")
         if _STATUSES not in log.handlers:
             log.addHandler(_STATUSES)
@@ -45,7 +45,7 @@ class AppriseNotifier(Notifier):
             raise CloudspotError(why)
 
 
-_heard: ContextVar[list[str]] = ContextVar("heard")
+_statuses: ContextVar[list[str]] = ContextVar("heard")
 """The statuses in response to this message; apprise sends in threads of its own, in its caller's context."""
 
 
@@ -54,7 +54,7 @@ class _Statuses(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note the statuses in a record."""
-        statuses = _heard.get(None)
+        statuses = _statuses.get(None)
         if statuses is not None:
             statuses += re.findall(r"\berror=([1-5]\d\d)\b", record.getMessage())
 

@@ -177,7 +177,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._functions.run_due(REGION)
         for machine_id in self.newly_noticed(self._host):
             detail = {"instance-id": machine_id, "instance-action": "terminate"}
-            self._functions.tell("EC2 Spot Instance Interruption Warning", detail, REGION)
+            self._functions.publish("EC2 Spot Instance Interruption Warning", detail, REGION)
 
     def _function_environment(self, role: str) -> Mapping[str, str]:
         """Return the credentials of a function's role, and the services' addresses."""

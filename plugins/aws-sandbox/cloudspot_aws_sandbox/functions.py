@@ -201,7 +201,7 @@ class StrictFunctions:
                 self._due[key] = now + interval
                 self._run_targets(rule, {"source": "aws.events", "detail-type": "Scheduled Event"}, region)
 
-    def tell(self, detail_type: str, detail: Mapping[str, Any], region: str) -> None:
+    def publish(self, detail_type: str, detail: Mapping[str, Any], region: str) -> None:
         """Run the functions that are triggered by this EC2 event."""
         event = {"source": "aws.ec2", "detail-type": detail_type, "detail": dict(detail)}
         for rule in self._rules(region):

@@ -110,8 +110,8 @@ class Imds(RoleMetadata):
         if notice is not None and facts.get("instance-life-cycle") == "spot":
             at = shown_time(notice.deadline)
             is_timeless = "notice-without-time" in facts.get("contrary", ())
-            said = {"action": notice.action} | ({} if is_timeless else {"time": at})
-            tree["spot"] = {"instance-action": json.dumps(said)}
+            notice_fields = {"action": notice.action} | ({} if is_timeless else {"time": at})
+            tree["spot"] = {"instance-action": json.dumps(notice_fields)}
             if notice.action == "terminate" and not is_timeless:
                 tree["spot"]["termination-time"] = at
             tree["events"]["recommendations"] = {

@@ -126,22 +126,22 @@ def _error(message: str) -> bytes:
 def _answer(runtime: LambdaRuntime, asked: Asked) -> Reply | None:
     """Return the next event, or accept a response or an error."""
     kind = {"Content-Type": "application/json"}
-    words = [asked.method, *asked.path.removeprefix(_BASE).split("/")]
-    if words == ["GET", "invocation", "next"]:
+    parts = [asked.method, *asked.path.removeprefix(_BASE).split("/")]
+    if parts == ["GET", "invocation", "next"]:
         invocation = runtime.next_event()
         if invocation is None:  # The process that asks has been ended.
             return None
         deadline = int((time.time() + runtime.code.timeout_seconds) * 1000)
-        told = {
+        headers = {
             "Lambda-Runtime-Aws-Request-Id": invocation.id,
             "Lambda-Runtime-Deadline-Ms": str(deadline),
             "Lambda-Runtime-Invoked-Function-Arn": f"{_ARN}{runtime.code.name}",
         }
-        return 200, {**kind, **told}, invocation.event
-    if words == ["POST", "init", "error"]:
+        return 200, {**kind, **headers}, invocation.event
+    if parts == ["POST", "init", "error"]:
         runtime.answer("init", asked.body, is_error=True)
-    elif words[:2] == ["POST", "invocation"] and words[3:] in (["response"], ["error"]):
-        runtime.answer(words[2], asked.body, is_error=words[3] == "error")
+    elif parts[:2] == ["POST", "invocation"] and parts[3:] in (["response"], ["error"]):
+        runtime.answer(parts[2], asked.body, is_error=parts[3] == "error")
     else:
         return 404, kind, b"{}"
     return 202, kind, b'{"status": "OK"}'

@@ -574,7 +574,7 @@ def _json(body: bytes) -> Mapping[str, Any]:
 
 
 def _denial(service: str, right: str) -> ApiError:
-    who = f"User: arn:aws:iam::{DEFAULT_ACCOUNT_ID}:user/sandbox"
+    user = f"User: arn:aws:iam::{DEFAULT_ACCOUNT_ID}:user/sandbox"
     if service == "ec2":
         return ApiError(
             "UnauthorizedOperation",
@@ -584,7 +584,7 @@ def _denial(service: str, right: str) -> ApiError:
         )
     code = "AccessDenied" if service in {"iam", "sts"} else "AccessDeniedException"
     status = 403 if service in {"fis", "iam", "sts", "scheduler"} else 400
-    return ApiError(code, f"{who} is not authorized to perform: {right}", status=status)
+    return ApiError(code, f"{user} is not authorized to perform: {right}", status=status)
 
 
 def _error_answer(service: str, error: ApiError) -> Answer:

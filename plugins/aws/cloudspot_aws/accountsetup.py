@@ -92,8 +92,8 @@ class AwsAccountSetup(AccountSetup):
             document = permissions.policy(name, partition=partition, bucket=bucket)
             arn = self._policy_arn(name)
             parts.append(Policy(clients, f"cloudspot-{name}", purpose, arn=arn, document=document))
-        for whom in request.grant_to:
-            kind, found = self._principal(whom)
+        for grantee in request.grant_to:
+            kind, found = self._principal(grantee)
             parts += [
                 Grant(clients, kind, found, policy=f"cloudspot-{name}", arn=self._policy_arn(name))
                 for name in POLICIES
@@ -149,27 +149,27 @@ class AwsAccountSetup(AccountSetup):
             )
         return rest.partition("/")[0]
 
-    def _principal(self, whom: str) -> _Principal:
+    def _principal(self, grantee: str) -> _Principal:
         """Return the principal that ``whom`` names; raise SpecError if no policy can be attached to it."""
-        assumed = _ASSUMED.fullmatch(whom)
+        assumed = _ASSUMED.fullmatch(grantee)
         if assumed is not None:
             return self._principal(f"role/{assumed[1]}")
-        if whom == "root" or whom.endswith(":root"):
+        if grantee == "root" or grantee.endswith(":root"):
             raise SpecError(
-                f"--grant-to {whom}: cloudspot never gives permissions to a root account; name a user, group "
-                "or role"
+                f"--grant-to {grantee}: cloudspot never gives permissions to a root account; name a user, "
+                "group or role"
             )
-        match = _PRINCIPAL.fullmatch(whom)
+        match = _PRINCIPAL.fullmatch(grantee)
         if match is None:
-            raise SpecError(f"--grant-to {whom}: write user/NAME, group/NAME, role/NAME, or its ARN")
+            raise SpecError(f"--grant-to {grantee}: write user/NAME, group/NAME, role/NAME, or its ARN")
         if match["account"] not in {None, self._account}:
-            raise SpecError(f"--grant-to {whom}: this identity is not in account {self._account}")
+            raise SpecError(f"--grant-to {grantee}: this identity is not in account {self._account}")
         kind, name = match["kind"].capitalize(), match["name"].rpartition("/")[2]
         if name.startswith(_SSO):
             permission_set = name.removeprefix(_SSO).rpartition("_")[0]
             policies = ", ".join(f"cloudspot-{one}" for one in POLICIES)
             raise SpecError(
-                f"--grant-to {whom}: IAM Identity Center (SSO) owns this role and lets nobody else change "
+                f"--grant-to {grantee}: IAM Identity Center (SSO) owns this role and lets nobody else change "
                 f"it. Run this without --grant-to, and add the customer managed policies {policies} to the "
                 f"permission set {permission_set} there"
             )
@@ -179,9 +179,9 @@ class AwsAccountSetup(AccountSetup):
         except botocore.exceptions.ClientError as error:
             if ERRORS.code_of(error) == "NoSuchEntity":
                 raise SpecError(
-                    f"--grant-to {whom}: account {self._account} has no such {kind.lower()}"
+                    f"--grant-to {grantee}: account {self._account} has no such {kind.lower()}"
                 ) from error
-            raise ERRORS.translation(error, f"looking for {whom}") from error
+            raise ERRORS.translation(error, f"looking for {grantee}") from error
         except ERRORS.raised as error:
-            raise ERRORS.translation(error, f"looking for {whom}") from error
+            raise ERRORS.translation(error, f"looking for {grantee}") from error
         return _Principal(kind, name)

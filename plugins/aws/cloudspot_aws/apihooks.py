@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import botocore.session
 
-from cloudspot.plugin.apirecording import ApiExchange, tell
+from cloudspot.plugin.apirecording import ApiExchange, report
 
 _NOTE: Final = "cloudspot_call"
 """The key in a call's context under which the later events find the call and its start."""
 
 
-def tell_of_calls(session: botocore.session.Session) -> None:
+def report_calls(session: botocore.session.Session) -> None:
     """Report each call of the clients that the session makes from now on."""
     session.register("before-parameter-build", _begin)
     session.register("after-call", _end)
@@ -35,18 +35,18 @@ def _end(*, parsed: Mapping[str, Any], context: Mapping[str, Any], **_: Any) -> 
     status = int(answer.pop("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     failed = status >= HTTPStatus.MULTIPLE_CHOICES
     code = str(answer.get("Error", {}).get("Code", status)) if failed else ""
-    _tell(context, answer=answer, status=status, code=code)
+    _report(context, answer=answer, status=status, code=code)
 
 
 def _fail(*, exception: Exception, context: Mapping[str, Any], **_: Any) -> None:
-    _tell(context, answer=None, status=0, code=type(exception).__name__)
+    _report(context, answer=None, status=0, code=type(exception).__name__)
 
 
-def _tell(context: Mapping[str, Any], *, answer: Any, status: int, code: str) -> None:
+def _report(context: Mapping[str, Any], *, answer: Any, status: int, code: str) -> None:
     if _NOTE not in context:
         return
     model, parameters, began = context[_NOTE]
-    tell(
+    report(
         ApiExchange(
             service=model.service_model.service_name,
             action=model.name,

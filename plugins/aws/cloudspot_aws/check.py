@@ -90,8 +90,8 @@ def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Seq
 def _clock(clients: AwsClients) -> str:
     with ERRORS.translated("asking AWS for the time"):
         answer = clients.client("sts").get_caller_identity()
-    said = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    return compare_clock(said, whose="AWS")
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return compare_clock(date, server="AWS")
 
 
 def principal_of(arn: str) -> str:

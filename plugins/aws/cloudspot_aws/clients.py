@@ -25,7 +25,7 @@ from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.plugin.answers import UNREADABLE
 from cloudspot.plugin.apirecording import is_observed
 from cloudspot.plugin.cloudprovider import Caller
-from cloudspot_aws.apihooks import tell_of_calls
+from cloudspot_aws.apihooks import report_calls
 from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.imds import Imds
 
@@ -122,7 +122,7 @@ class AwsClients:
                     parsers.set_parser_defaults(timestamp_parser=parse_time)
                     self._core.register_component("response_parser_factory", parsers)
                     if is_observed():
-                        tell_of_calls(self._core)
+                        report_calls(self._core)
                     self._boto_session = boto3.session.Session(botocore_session=self._core)
                 except botocore.exceptions.ProfileNotFound as error:
                     raise SpecError(

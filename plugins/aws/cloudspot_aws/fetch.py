@@ -38,9 +38,9 @@ def fetch(store_url: str, key: str, path: Path) -> None:
             # The bucket may be in another region, which S3's response names.
             named = error.headers.get("x-amz-bucket-region")
             if named in {None, region} or endpoint:
-                said = error.read(2000).decode("utf-8", "replace")
-                code = re.search("<Code>(.*?)</Code>", said)
-                raise OSError(f"S3 answered {error.code} {code[1] if code else said[:300]}") from None
+                body = error.read(2000).decode("utf-8", "replace")
+                code = re.search("<Code>(.*?)</Code>", body)
+                raise OSError(f"S3 answered {error.code} {code[1] if code else body[:300]}") from None
             region = str(named)
 
 
@@ -80,8 +80,8 @@ def sign(host: str, target: str, region: str, role: dict[str, str]) -> dict[str,
     for part in scope.split("/"):
         secret = hmac.new(secret, part.encode(), hashlib.sha256).digest()
     signature = hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
-    who = f"Credential={role['AccessKeyId']}/{scope}"
-    headers["authorization"] = f"AWS4-HMAC-SHA256 {who}, SignedHeaders={names}, Signature={signature}"
+    credential = f"Credential={role['AccessKeyId']}/{scope}"
+    headers["authorization"] = f"AWS4-HMAC-SHA256 {credential}, SignedHeaders={names}, Signature={signature}"
     return headers
 
 

@@ -297,7 +297,7 @@ class LambdaHost(FunctionHost):
         def run() -> None:
             answer = self._lambda.invoke(FunctionName=name, LogType="Tail", Payload=b"{}")
             if answer.get("FunctionError"):
-                raise CloudspotError(f"the driver {name} does not run: {_said(answer)}")
+                raise CloudspotError(f"the driver {name} does not run: {_error_and_log(answer)}")
 
         self._once_effective(
             run, kind=CloudspotError, is_new=lambda error: LACKS_RIGHTS in str(error), wait_seconds=5.0
@@ -312,13 +312,13 @@ def _tag_list(function: DriverFunction) -> list[dict[str, str]]:
     return to_list(_tags(function))
 
 
-def _said(answer: Any) -> str:
+def _error_and_log(answer: Any) -> str:
     """Return a function's error and the end of its log, in one line."""
     with readable("trying the driver"):
-        said = json.loads(answer["Payload"].read() or b"{}")
+        result = json.loads(answer["Payload"].read() or b"{}")
         log = b64decode(answer.get("LogResult", "")).decode("utf-8", "replace")
-        words = f"{said.get('errorMessage') or said} {log[-LOG_CHARACTERS:]}".split()
-    return " ".join(words)
+        parts = f"{result.get('errorMessage') or result} {log[-LOG_CHARACTERS:]}".split()
+    return " ".join(parts)
 
 
 def _minutes(function: DriverFunction) -> int:
@@ -330,8 +330,8 @@ def _rate(minutes: int) -> str:
 
 
 def _seconds(rate: str) -> float | None:
-    words = rate.removeprefix("rate(").removesuffix(")").split()
-    minutes = whole_number(words[0]) if len(words) == 2 and words[1].startswith("minute") else None
+    parts = rate.removeprefix("rate(").removesuffix(")").split()
+    minutes = whole_number(parts[0]) if len(parts) == 2 and parts[1].startswith("minute") else None
     return None if minutes is None else 60.0 * minutes
 
 

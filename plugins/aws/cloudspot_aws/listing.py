@@ -57,8 +57,8 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
         return None
     state = _STATES.get(described["State"]["Name"], _STOPPED)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
-    said = described.get("StateReason") or {}
-    code = str(said.get("Code", ""))
+    state_reason = described.get("StateReason") or {}
+    code = str(state_reason.get("Code", ""))
     reason = _REASONS.get(code, EndReason.UNKNOWN) if is_ending else None
     return Instance(
         id=described["InstanceId"],
@@ -67,7 +67,7 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
         launch=machinetags.launch_of(own_tags),
         rank=described.get("AmiLaunchIndex"),
         end_reason=reason,
-        detail=_detail(code, str(said.get("Message", "")))
+        detail=_detail(code, str(state_reason.get("Message", "")))
         if reason not in {None, *_SAID_BY_THE_REASON}
         else "",
         address=described.get("PrivateIpAddress") or None,
@@ -82,8 +82,8 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
 
 def _detail(code: str, message: str) -> str:
     """Return EC2's reason for a machine's end, beginning with its code and followed by any advice."""
-    words = message if message.startswith(code) else f"{code}: {message}".strip(": ")
-    return "; ".join(filter(None, (ERRORS.one_line(words), _ADVICE.get(code, ""))))
+    text = message if message.startswith(code) else f"{code}: {message}".strip(": ")
+    return "; ".join(filter(None, (ERRORS.one_line(text), _ADVICE.get(code, ""))))
 
 
 def _ended_at(reason: str | None) -> datetime | None:

@@ -50,7 +50,7 @@ _FIELDS: Final = (
     ("InvalidIamInstanceProfile", "instance_profile"),
 )
 """The option that is wrong, by the beginning of the error code."""
-_WORDS: Final = (("iaminstanceprofile", "instance_profile"), ("forinstancetype", "instance_types"))
+_FIELDS_BY_TEXT: Final = (("iaminstanceprofile", "instance_profile"), ("forinstancetype", "instance_types"))
 """The option that is wrong, by a part of an InvalidParameterValue's message, without spaces."""
 _ENCODED: Final = re.compile(r"Encoded authorization failure message: (\S+)")
 _NOT_AUTHORIZED: Final = re.compile(r"not authorized to perform: ([a-z0-9-]+:[A-Za-z]+)")
@@ -77,8 +77,8 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
         return CapacityError(f"{what}: {IMAGE_IS_GONE}")
     field = next((name for start, name in _FIELDS if code.startswith(start)), None)
     if code == "InvalidParameterValue":
-        said = str(error).replace(" ", "").lower()
-        field = next((name for word, name in _WORDS if word in said), field)
+        message = str(error).replace(" ", "").lower()
+        field = next((name for part, name in _FIELDS_BY_TEXT if part in message), field)
     refused = ERRORS.translation(error, what, LAUNCH_CODES)
     option = None if field is None else f"providers.aws.{field}"
     return launch_refusal(

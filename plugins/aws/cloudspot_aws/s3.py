@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from cloudspot.plugin.bucket import told
+from cloudspot.plugin.bucket import require
 from cloudspot.plugin.bucketstore import BucketStore
 from cloudspot.plugin.multipart import PartedRequests
 from cloudspot_aws.s3bucket import WRITER, S3Bucket
@@ -34,12 +34,12 @@ class S3UploadRequests(PartedRequests):
         checksum = {"ChecksumAlgorithm": "CRC32"} if self.bucket.has_checksums else {}
         with self.bucket.asking("write", self.key) as client:
             answer = client.create_multipart_upload(**self._target, **checksum, Metadata={WRITER: writer})
-            return str(told(answer.get("UploadId"), "an upload's id"))
+            return str(require(answer.get("UploadId"), "an upload's id"))
 
     def send(self, upload_id: str, number: int, part: memoryview) -> dict[str, Any]:
         with self.bucket.asking("write", self.key) as client, self._payload(part) as payload:
             answer = client.upload_part(**self._target, UploadId=upload_id, PartNumber=number, **payload)
-            etag = told(answer.get("ETag"), "an ETag")
+            etag = require(answer.get("ETag"), "an ETag")
         checksum = {name: value for name, value in payload.items() if name == "ChecksumCRC32"}
         return {"PartNumber": number, "ETag": etag, **checksum}
 
@@ -48,12 +48,12 @@ class S3UploadRequests(PartedRequests):
             answer = client.complete_multipart_upload(
                 **self._target, UploadId=upload_id, MultipartUpload={"Parts": list(parts)}, **self._condition
             )
-            told(answer.get("ETag"), "an ETag")
+            require(answer.get("ETag"), "an ETag")
 
     def put(self, writer: str, data: memoryview) -> None:
         with self.bucket.asking(self.verb, self.key) as client, self._payload(data) as what:
             answer = client.put_object(**self._target, Metadata={WRITER: writer}, **self._condition, **what)
-            told(answer.get("ETag"), "an ETag")
+            require(answer.get("ETag"), "an ETag")
 
     def _payload(self, data: memoryview) -> AbstractContextManager[Mapping[str, Any]]:
         return payload(data, has_checksum=self.bucket.has_checksums)

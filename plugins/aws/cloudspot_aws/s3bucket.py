@@ -29,11 +29,11 @@ from cloudspot.plugin.bucket import (
     Bucket,
     Described,
     Download,
+    IncompleteAnswer,
     Listed,
-    NotTold,
     RangeBeyondEnd,
     accept,
-    told,
+    require,
 )
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_aws.clients import AwsClients
@@ -110,7 +110,7 @@ class S3Bucket(Bucket):
             # A denied HEAD names the region as well; later requests show whether the permissions suffice.
             is_somewhere = region is not None or ERRORS.status_of(error) == HTTPStatus.FORBIDDEN
             if not is_somewhere or self.kind_of(error, "list") is SpecError:
-                raise self.translated(self._in_words(client, error), "list", "") from error
+                raise self.translated(self._with_reason(client, error), "list", "") from error
         else:
             region = _bucket_region(answer)
         if region is not None:
@@ -118,13 +118,13 @@ class S3Bucket(Bucket):
         self._reads = S3Reads(client, self._clients.core, self.name)
         return client
 
-    def _in_words(self, client: Any, error: Exception) -> Exception:
+    def _with_reason(self, client: Any, error: Exception) -> Exception:
         """Return S3's own error for a 404 to a HEAD, which any server at a wrong endpoint may also return."""
         if self.kind_of(error, "list") is SpecError:
             try:
                 client.list_objects_v2(Bucket=self.name, MaxKeys=1)
-            except ERRORS.raised as said:
-                error = said
+            except ERRORS.raised as explained:
+                error = explained
         return error
 
     @property
@@ -150,10 +150,10 @@ class S3Bucket(Bucket):
 
     def head(self, client: Any, name: str) -> Described:
         answer = client.head_object(Bucket=self.name, Key=name)
-        etag = told(answer.get("ETag"), "an ETag")
+        etag = require(answer.get("ETag"), "an ETag")
         writer = answer.get("Metadata", {}).get(WRITER, "")
-        size = told(answer.get("ContentLength"), "a size")
-        return Described(size, told(answer.get("LastModified"), "a time"), writer, etag.strip('"'))
+        size = require(answer.get("ContentLength"), "a size")
+        return Described(size, require(answer.get("LastModified"), "a time"), writer, etag.strip('"'))
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
         # S3 returns no checksum for a range.
@@ -163,7 +163,7 @@ class S3Bucket(Bucket):
         answer = self._reads.get(name, mode)
         if not answer.headers.get("ETag"):
             answer.body.close()
-            raise NotTold("an ETag")
+            raise IncompleteAnswer("an ETag")
         is_partial = answer.status == HTTPStatus.PARTIAL_CONTENT
         check = partial(verify, answer.headers) if span is None else accept
         return Download(answer.body, answer.num_bytes, is_partial, check)
@@ -174,7 +174,7 @@ class S3Bucket(Bucket):
         start = {"StartAfter": after, "ContinuationToken": token}
         given = {name: value for name, value in start.items() if value is not None}
         answer = client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=limit, **given)
-        is_truncated = told(answer.get("IsTruncated"), "whether more follows")
+        is_truncated = require(answer.get("IsTruncated"), "whether more follows")
         listed = [
             Listed(one["Key"], one["Size"], one["LastModified"], one.get("ETag", "").strip('"'))
             for one in answer.get("Contents", ())
@@ -183,7 +183,7 @@ class S3Bucket(Bucket):
 
     def delete(self, client: Any, name: str) -> None:
         status = client.delete_object(Bucket=self.name, Key=name)["ResponseMetadata"]["HTTPStatusCode"]
-        told(status == HTTPStatus.NO_CONTENT or None, "the status 204")
+        require(status == HTTPStatus.NO_CONTENT or None, "the status 204")
 
     def delete_names(self, client: Any, names: Sequence[str]) -> None:
         answer = client.delete_objects(
@@ -194,7 +194,7 @@ class S3Bucket(Bucket):
         for refused in answer.get("Errors", ()):
             raise client.exceptions.ClientError({"Error": refused}, "DeleteObjects")
         deleted = {one["Key"] for one in answer.get("Deleted", ())}
-        told(None if set(names) - deleted else True, "an object that was to be deleted")
+        require(None if set(names) - deleted else True, "an object that was to be deleted")
 
     def disconnect(self, client: Any) -> None:
         client.close()

@@ -79,12 +79,12 @@ class S3Reads:
         num_bytes = whole_number(answer.headers.get("Content-Length"))
         body = StreamingBody(answer.raw, num_bytes)
         if answer.status_code >= HTTPStatus.MULTIPLE_CHOICES:
-            said = {
+            response = {
                 "status_code": answer.status_code,
                 "headers": answer.headers,
                 "body": body.read(MAX_ERROR_BYTES),
             }
-            raise botocore.exceptions.ClientError(RestXMLParser().parse(said, None), "GetObject")
+            raise botocore.exceptions.ClientError(RestXMLParser().parse(response, None), "GetObject")
         return Answer(answer.status_code, answer.headers, num_bytes, body)
 
     @property
@@ -152,7 +152,7 @@ def verify(headers: Mapping[str, str], data: memoryview) -> None:
         botocore.exceptions.FlexibleChecksumError: the checksums differ.
     """
     for name, compute in _SUMS.items():
-        told = headers.get(f"x-amz-checksum-{name}")
+        checksum = headers.get(f"x-amz-checksum-{name}")
         # A checksum that ends in a number of parts covers the parts' checksums, not the object.
-        if told and "-" not in told and base64.b64encode(compute(data)).decode("ascii") != told:
-            raise botocore.exceptions.FlexibleChecksumError(error_msg=f"the {name} is not {told}")
+        if checksum and "-" not in checksum and base64.b64encode(compute(data)).decode("ascii") != checksum:
+            raise botocore.exceptions.FlexibleChecksumError(error_msg=f"the {name} is not {checksum}")

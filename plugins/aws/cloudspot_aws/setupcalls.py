@@ -37,11 +37,11 @@ class AwsCall:
 
     def command(self) -> str:
         """Return the call as a shell command."""
-        words = ["aws", _COMMANDS.get(self.service, self.service), xform_name(self.operation, "-")]
+        arguments = ["aws", _COMMANDS.get(self.service, self.service), xform_name(self.operation, "-")]
         for name, value in self.parameters.items():
             option = f"--{xform_name(name, '-')}"
             if isinstance(value, bool):
-                words.append(option if value else f"--no-{option[2:]}")
+                arguments.append(option if value else f"--no-{option[2:]}")
             else:
-                words += [option, value if isinstance(value, str) else json.dumps(value)]
-        return shlex.join(words)
+                arguments += [option, value if isinstance(value, str) else json.dumps(value)]
+        return shlex.join(arguments)

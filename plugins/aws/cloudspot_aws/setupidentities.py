@@ -201,18 +201,18 @@ class Policy(AwsPart):
 class Grant(AwsPart):
     """A managed policy that is attached to a user, a group or a role."""
 
-    def __init__(self, clients: AwsClients, kind: str, whom: str, *, policy: str, arn: str) -> None:
+    def __init__(self, clients: AwsClients, kind: str, grantee: str, *, policy: str, arn: str) -> None:
         """Attach ``policy`` to ``whom``, a ``kind`` of principal: ``User``, ``Group`` or ``Role``."""
-        both = {f"{kind}Name": whom, "PolicyArn": arn}
+        both = {f"{kind}Name": grantee, "PolicyArn": arn}
         super().__init__(
             clients,
             "grant",
-            f"{policy} to {kind.lower()}/{whom}",
+            f"{policy} to {kind.lower()}/{grantee}",
             "lets them submit and drive jobs, as you asked with --grant-to",
             making=[AwsCall("iam", f"Attach{kind}Policy", both)],
             removing=[AwsCall("iam", f"Detach{kind}Policy", both, ("NoSuchEntity",))],
         )
-        self._kind, self._whom, self._arn = kind, whom, arn
+        self._kind, self._grantee, self._arn = kind, grantee, arn
 
     def state(self, *, is_own: bool) -> PartState:
         """Return whether the policy is attached."""
@@ -220,7 +220,7 @@ class Grant(AwsPart):
         pages = iam.get_paginator(f"list_attached_{self._kind.lower()}_policies")
         attached = {
             one["PolicyArn"]
-            for page in pages.paginate(**{f"{self._kind}Name": self._whom})
+            for page in pages.paginate(**{f"{self._kind}Name": self._grantee})
             for one in page["AttachedPolicies"]
         }
         return PartState(exists=self._arn in attached)

@@ -205,7 +205,7 @@ class EmulatedGcp(EmulatedAccount):
         for resource, region in self._compute.preempted():
             if resource not in self._preempted:
                 self._preempted.add(resource)
-                self.functions.tell(resource, "compute.instances.preempted", region)
+                self.functions.publish(resource, "compute.instances.preempted", region)
 
     def _make_bucket(self, token: str) -> None:
         """Make the bucket through the API, as a user would; these calls do not count as a job's."""

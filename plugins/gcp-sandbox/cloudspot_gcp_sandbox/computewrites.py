@@ -172,7 +172,7 @@ class Writes:
         for name in names[:num_made]:
             self._make(name, zone, properties, place, group, caller)
         for i, name in enumerate(names[num_made:], start=num_made):
-            self._told_insert(name, zone, group, caller, errors if i >= granted else ())
+            self._add_insert_operation(name, zone, group, caller, errors if i >= granted else ())
         return self._operations.add(
             scope,
             "bulkInsert",
@@ -182,7 +182,7 @@ class Writes:
             errors=failure,
             operationGroupId=group,
             clientOperationId=query.get("requestId"),
-            more=_told_counts(zone, len(names), num_made),
+            more=_bulk_counts(zone, len(names), num_made),
         )
 
     def _check_contraries(self, properties: Mapping[str, Any], where: str) -> None:
@@ -218,7 +218,7 @@ class Writes:
         check_attached(properties, zone, "resource")
         granted, errors = grant(properties, zone, 1, self._machines, self._faults)
         if not granted:
-            return self._told_insert(name, zone, "", caller, errors)
+            return self._add_insert_operation(name, zone, "", caller, errors)
         return self._make(name, zone, properties, place, "", caller)
 
     def _make(
@@ -232,12 +232,12 @@ class Writes:
     ) -> Operation:
         image = source_image(properties, self._site, "resource")
         machine = self._machines.start(name, zone, properties, place, image=image)
-        operation = self._told_insert(name, zone, group, caller, (), target_id=machine.id)
+        operation = self._add_insert_operation(name, zone, group, caller, (), target_id=machine.id)
         if self._faults.take("preemption") is not None:
             self._machines.reclaim(machine)
         return operation
 
-    def _told_insert(
+    def _add_insert_operation(
         self,
         name: str,
         zone: str,
@@ -367,7 +367,7 @@ class Writes:
         )
 
 
-def _told_counts(zone: str, num_wanted: int, num_made: int) -> Mapping[str, Any]:
+def _bulk_counts(zone: str, num_wanted: int, num_made: int) -> Mapping[str, Any]:
     counts = {
         "targetVmCount": num_wanted,
         "createdVmCount": num_made,

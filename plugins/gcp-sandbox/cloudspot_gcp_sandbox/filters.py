@@ -83,33 +83,33 @@ class _Parser:
 
     def _either(self) -> Test:
         tests = [self._all()]
-        while self._take_word("OR"):
+        while self._take_keyword("OR"):
             tests.append(self._all())
         return tests[0] if len(tests) == 1 else lambda item: any(test(item) for test in tests)
 
     def _all(self) -> Test:
-        tests = [self._one()]
+        tests = [self._term()]
         while self._at < len(self._tokens) and self._tokens[self._at] not in {
             ("word", "OR"),
             ("punctuation", ")"),
         }:
-            self._take_word("AND")
-            tests.append(self._one())
+            self._take_keyword("AND")
+            tests.append(self._term())
         return tests[0] if len(tests) == 1 else lambda item: all(test(item) for test in tests)
 
-    def _one(self) -> Test:
-        if self._take_word("NOT"):
-            inner = self._one()
+    def _term(self) -> Test:
+        if self._take_keyword("NOT"):
+            inner = self._term()
             return lambda item: not inner(item)
-        kind, word = self._next()
-        if (kind, word) == ("punctuation", "("):
+        kind, token = self._next()
+        if (kind, token) == ("punctuation", "("):
             test = self._either()
             if self._next() != ("punctuation", ")"):
                 raise self._wrong("a ) is missing")
             return test
-        if kind != "word" or not _FIELD.fullmatch(word):
-            raise self._wrong(f"{word!r} is not a field")
-        return self._comparison(word)
+        if kind != "word" or not _FIELD.fullmatch(token):
+            raise self._wrong(f"{token!r} is not a field")
+        return self._comparison(token)
 
     def _comparison(self, field: str) -> Test:
         kind, operator = self._next()
@@ -136,8 +136,8 @@ class _Parser:
         self._at += 1
         return self._tokens[self._at - 1]
 
-    def _take_word(self, word: str) -> bool:
-        if self._at < len(self._tokens) and self._tokens[self._at] == ("word", word):
+    def _take_keyword(self, keyword: str) -> bool:
+        if self._at < len(self._tokens) and self._tokens[self._at] == ("word", keyword):
             self._at += 1
             return True
         return False

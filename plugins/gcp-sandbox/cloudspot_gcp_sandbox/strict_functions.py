@@ -144,7 +144,7 @@ class StrictFunctions:
             return Answer(403, b"The request was not authenticated, or the caller lacks run.routes.invoke.")
         return self._run(name, headers, body)
 
-    def tell(self, resource: str, method: str, region: str) -> None:
+    def publish(self, resource: str, method: str, region: str) -> None:
         """Send a Compute Engine audit event about a machine to the functions that are triggered by it."""
         entry = {
             "logName": f"projects/{self._project}/logs/cloudaudit.googleapis.com%2Fsystem_event",

@@ -172,21 +172,23 @@ class StrictIam:
         with self._lock:
             self._policies.pop(path, None)
 
-    def left(self, word: str) -> list[str]:
+    def left(self, text: str) -> list[str]:
         """Return the names of all accounts, roles and grants that contain this word."""
         with self._lock:
-            leftovers = [one for one in self._accounts if word in one]
+            leftovers = [one for one in self._accounts if text in one]
             leftovers += [
-                one["title"] for one in self._roles.values() if word in one["title"] and not _gone(one)
+                one["title"] for one in self._roles.values() if text in one["title"] and not _is_deleted(one)
             ]
             for where, policy in self._policies.items():
                 for one in policy.get("bindings", ()):
-                    leftovers += [f"{member} on {where}" for member in one["members"] if word in member]
+                    leftovers += [f"{member} on {where}" for member in one["members"] if text in member]
         return sorted(leftovers)
 
     def _permissions(self, role: str) -> frozenset[str]:
         own = self._roles.get(role, {})
-        return PREDEFINED.get(role) or frozenset(() if _gone(own) else own.get("includedPermissions", ()))
+        return PREDEFINED.get(role) or frozenset(
+            () if _is_deleted(own) else own.get("includedPermissions", ())
+        )
 
     # --- accounts -----------------------------------------------------------------------------------
 
@@ -279,14 +281,16 @@ class StrictIam:
         with self._lock:
             known = self._roles.get(full)
             if known is not None:
-                said = (
+                message = (
                     f"You can't create a role with role_id ({name}) where there is an existing role with "
                     "that role_id in a deleted state."
-                    if _gone(known)
+                    if _is_deleted(known)
                     else f"A role named {name} in {matched.path['parent']} already exists."
                 )
-                status = 400 if _gone(known) else 409
-                raise ApiError(status, "failedPrecondition" if _gone(known) else "alreadyExists", said)
+                status = 400 if _is_deleted(known) else 409
+                raise ApiError(
+                    status, "failedPrecondition" if _is_deleted(known) else "alreadyExists", message
+                )
             self._roles[full] = {**wanted, "name": full, "etag": _etag()}
             return dict(self._roles[full])
 
@@ -295,7 +299,7 @@ class StrictIam:
         if size > 1000:
             raise invalid("page_size must be at most 1000.")
         with self._lock:
-            shown = [one for one in self._roles.values() if not _gone(one)]
+            shown = [one for one in self._roles.values() if not _is_deleted(one)]
         page = shown[start : start + size]
         if matched.query.get("view") != "FULL":
             page = [{key: one[key] for key in one if key != "includedPermissions"} for one in page]
@@ -312,7 +316,7 @@ class StrictIam:
     def _undelete_role(self, matched: Matched, _body: dict[str, Any]) -> Mapping[str, Any]:
         with self._lock:
             role = self._roles.get(matched.path["name"])
-            if role is None or not _gone(role):
+            if role is None or not _is_deleted(role):
                 raise ApiError(400, "failedPrecondition", "The role is not deleted.")
             del role["deleted"]
             return dict(role)
@@ -334,7 +338,7 @@ class StrictIam:
 
     def _find_role(self, name: str) -> dict[str, Any]:
         role = self._roles.get(name)
-        if role is None or _gone(role):
+        if role is None or _is_deleted(role):
             raise ApiError(404, "notFound", f"The role named {name} was not found.")
         return role
 
@@ -426,7 +430,11 @@ class StrictIam:
         is_old = any(one["role"] == role for one in before)
         if not binding.get("members"):
             raise invalid(f"The binding of {role} has no members.")
-        if not is_old and role not in PREDEFINED and (role not in self._roles or _gone(self._roles[role])):
+        if (
+            not is_old
+            and role not in PREDEFINED
+            and (role not in self._roles or _is_deleted(self._roles[role]))
+        ):
             raise invalid(f"Role {role} does not exist in the resource's hierarchy.")
         for member in binding["members"]:
             kind, _, email = member.partition(":")
@@ -447,7 +455,7 @@ def _self_end(project: str, machines: str) -> dict[str, Any]:
     }
 
 
-def _gone(role: Mapping[str, Any]) -> bool:
+def _is_deleted(role: Mapping[str, Any]) -> bool:
     return bool(role.get("deleted"))
 
 

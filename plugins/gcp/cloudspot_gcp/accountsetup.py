@@ -49,10 +49,10 @@ class GcpAccountSetup(AccountSetup):
                 "with: gcloud billing budgets create --billing-account=ACCOUNT --display-name=cloudspot "
                 f"--budget-amount={request.monthly_limit:g} --threshold-rule=percent=1.0"
             )
-        for whom in request.grant_to:
-            if _MEMBER.fullmatch(whom) is None:
+        for grantee in request.grant_to:
+            if _MEMBER.fullmatch(grantee) is None:
                 raise SpecError(
-                    f"--grant-to {whom}: write user:ADDRESS, group:ADDRESS or serviceAccount:ADDRESS; "
+                    f"--grant-to {grantee}: write user:ADDRESS, group:ADDRESS or serviceAccount:ADDRESS; "
                     "members such as allUsers are never accepted"
                 )
         clients, project = self._clients, self._clients.project
@@ -85,14 +85,14 @@ class GcpAccountSetup(AccountSetup):
             self._on_bucket(machines, bucket, f"{why} use the bucket"),
         ]
         why = "lets them submit and drive jobs, as you asked with --grant-to"
-        for whom in request.grant_to:
+        for grantee in request.grant_to:
             parts += [
-                self._on_project(whom, "submitter", why),
-                self._on_project(whom, "deployer", "lets them make drivers, as you asked with --grant-to"),
-                self._on_bucket(whom, bucket, why),
+                self._on_project(grantee, "submitter", why),
+                self._on_project(grantee, "deployer", "lets them make drivers, as you asked with --grant-to"),
+                self._on_bucket(grantee, bucket, why),
                 Grant(
                     clients,
-                    whom,
+                    grantee,
                     _USER,
                     "lets them launch machines with this account, and no other",
                     on=DEFAULT_SERVICE_ACCOUNT,

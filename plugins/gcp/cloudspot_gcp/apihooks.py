@@ -12,21 +12,21 @@ from urllib.parse import parse_qsl, urlsplit
 
 import requests
 
-from cloudspot.plugin.apirecording import ApiExchange, tell
+from cloudspot.plugin.apirecording import ApiExchange, report
 
 
-def tell_of_answers(session: requests.Session) -> None:
+def report_answers(session: requests.Session) -> None:
     """Report each response that the session receives from now on, unless it is read as a stream."""
-    session.hooks["response"].append(_tell)
+    session.hooks["response"].append(_report)
 
 
-def _tell(answer: requests.Response, **options: Any) -> None:
+def _report(answer: requests.Response, **options: Any) -> None:
     if options.get("stream"):
         return
     sent = answer.request
     parts = urlsplit(str(sent.url))
     body = _json_of(answer.content)
-    tell(
+    report(
         ApiExchange(
             service=_service_of(parts.path),
             action=f"{sent.method} {parts.path}",

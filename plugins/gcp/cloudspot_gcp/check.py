@@ -109,8 +109,8 @@ def _clock(clients: GcpClients) -> str:
         answer = clients.session().get(
             f"{endpoint('compute')}/compute/v1/projects/{clients.project}", timeout=READ_SECONDS
         )
-    said = answer.headers.get("Date")
-    return compare_clock(said, whose="Google")
+    date = answer.headers.get("Date")
+    return compare_clock(date, server="Google")
 
 
 def _permissions(options: GcpOptions, clients: GcpClients) -> str:

@@ -23,7 +23,7 @@ from google.auth.transport.requests import AuthorizedSession
 import cloudspot
 from cloudspot.errors import SpecError
 from cloudspot.plugin.apirecording import is_observed
-from cloudspot_gcp.apihooks import tell_of_answers
+from cloudspot_gcp.apihooks import report_answers
 from cloudspot_gcp.errors import ERRORS, error_of
 
 CONNECT_SECONDS = 10.0
@@ -128,7 +128,7 @@ class GcpClients:
         session.mount("http://", adapter)
         session.headers["User-Agent"] = USER_AGENT
         if is_observed():
-            tell_of_answers(session)
+            report_answers(session)
         return session
 
     def _make_storage(self) -> Any:
@@ -157,7 +157,7 @@ class GcpClients:
         if is_observed():
             # The client's interceptors see only the fields that its types keep; these hooks see the whole
             # response.
-            tell_of_answers(made.transport._session)  # noqa: SLF001 - there is no other way to it
+            report_answers(made.transport._session)  # noqa: SLF001 - there is no other way to it
         return made
 
 

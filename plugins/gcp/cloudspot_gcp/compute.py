@@ -149,7 +149,9 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         for one in instances:
             place = place_of_id(one.id)
             if place is not None and one.state is not InstanceState.ENDED:
-                self._tell(place, None if first is None or first.zone != place.zone else first.name, facts)
+                self._write_attributes(
+                    place, None if first is None or first.zone != place.zone else first.name, facts
+                )
 
     def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines, including those deleted within two weeks; see Provisioner.
@@ -340,7 +342,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
     # --- single machines --------------------------------------------------------------------------
 
-    def _tell(self, place: Place, first_name: str | None, facts: Mapping[str, str]) -> None:
+    def _write_attributes(self, place: Place, first_name: str | None, facts: Mapping[str, str]) -> None:
         """Write ``facts`` to a machine's attributes.
 
         ``first_name`` is the name of the machine with the address in ``facts``, and may be written instead of
@@ -349,11 +351,11 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         what = "announcing to the machines"
         with ERRORS.translated(what, _LATER):
             metadata = self._ask_about(place, "get").metadata
-            told = {one.key: one.value for one in metadata.items}
-            mended = {**told, **facts}
-            if first_name is not None and told.get(attributes.MASTER_ADDR) == first_name:
+            present = {one.key: one.value for one in metadata.items}
+            mended = {**present, **facts}
+            if first_name is not None and present.get(attributes.MASTER_ADDR) == first_name:
                 mended[attributes.MASTER_ADDR] = first_name
-            if mended == told:
+            if mended == present:
                 return
             resource = {
                 "fingerprint": metadata.fingerprint,

@@ -129,7 +129,7 @@ class _GoogleErrors(SdkErrors):
         return found[1] if found else "compute.googleapis.com storage.googleapis.com logging.googleapis.com"
 
     def _no_credentials(self, error: auth.GoogleAuthError, what: str) -> CloudspotError:
-        text = self.one_line(_words(error))
+        text = self.one_line(_message_of(error))
         if isinstance(error, auth.DefaultCredentialsError):
             if "were not found" in text:
                 return AuthError(
@@ -155,11 +155,11 @@ class _GoogleErrors(SdkErrors):
         return f"{f'no answer from {host}' if host else 'the connection broke'}: {self.innermost(error)}"
 
 
-def _words(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """Return the message of a google-auth error, which may wrap another error and contain responses."""
     first = error.args[0] if error.args else None
     if isinstance(first, auth.GoogleAuthError):
-        return _words(first)
+        return _message_of(first)
     return first if isinstance(first, str) else str(error)
 
 

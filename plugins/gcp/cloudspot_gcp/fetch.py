@@ -28,15 +28,15 @@ def fetch(store_url: str, key: str, path: Path) -> None:
             if answer.length:
                 raise OSError("the object is truncated or too long")
     except HTTPError as error:
-        said = error.read(2000).decode("utf-8", "replace")
+        body = error.read(2000).decode("utf-8", "replace")
         if "/storage/v1/" in error.url:
-            message = re.search(r'"message": *"(.*?)"', said)
-            who, said = "Cloud Storage", message[1] if message else said
+            message = re.search(r'"message": *"(.*?)"', body)
+            server, body = "Cloud Storage", message[1] if message else body
         elif error.code == 404:
             raise OSError("this machine has no service account; see providers.gcp.service_account") from None
         else:
-            who = "the metadata server"
-        raise OSError(f"{who} answered {error.code} {said[:300]}") from None
+            server = "the metadata server"
+        raise OSError(f"{server} answered {error.code} {body[:300]}") from None
 
 
 class NoRedirects(HTTPRedirectHandler):

@@ -220,8 +220,8 @@ class CloudRunHost(FunctionHost):
         self._wait_for(operation)
         made = self._settled(name)
         if made is None or made["state"] != "ACTIVE":
-            said = json.dumps((made or {}).get("stateMessages", "it is gone"))
-            raise CloudspotError(f"Google has not built the driver {name}: {said[:LOG_CHARACTERS]}")
+            message = json.dumps((made or {}).get("stateMessages", "it is gone"))
+            raise CloudspotError(f"Google has not built the driver {name}: {message[:LOG_CHARACTERS]}")
         return made
 
     def _wanted(self, function: DriverFunction, email: str, code: str) -> dict[str, Any]:
@@ -298,9 +298,9 @@ class CloudRunHost(FunctionHost):
             self._sleep(2.0)
             operation = self._ask("GET", f"{endpoint('cloudfunctions')}/v2/{operation['name']}")
         if "error" in operation:
-            said = ERRORS.one_line(operation["error"].get("message", ""))
+            message = ERRORS.one_line(operation["error"].get("message", ""))
             kind = AuthError if operation["error"].get("code") in DENIED else CloudspotError
-            raise kind(f"Google cannot make the driver: {said}")
+            raise kind(f"Google cannot make the driver: {message}")
 
     # --- requests ---------------------------------------------------------------------------------
 

@@ -51,7 +51,13 @@ class DriverSchedules:
 
     def make(self, job_id: str, uri: str, rate: str, event: Mapping[str, object]) -> dict[str, Any]:
         """Make or update a schedule of the function at ``uri``; return Cloud Scheduler's job."""
-        told = {"specversion": "1.0", "type": "cloudspot.pass", "source": SOURCE, "id": job_id, "data": event}
+        cloud_event = {
+            "specversion": "1.0",
+            "type": "cloudspot.pass",
+            "source": SOURCE,
+            "id": job_id,
+            "data": event,
+        }
         body = {
             "name": self._path(job_id),
             "description": "cloudspot: runs the driver",
@@ -63,7 +69,7 @@ class DriverSchedules:
                 "uri": uri,
                 "httpMethod": "POST",
                 "headers": {"Content-Type": "application/cloudevents+json"},
-                "body": b64encode(json.dumps(told).encode()).decode(),
+                "body": b64encode(json.dumps(cloud_event).encode()).decode(),
                 "oidcToken": {"serviceAccountEmail": self._email, "audience": uri},
             },
         }
@@ -85,9 +91,9 @@ class DriverSchedules:
     def every_seconds(self) -> float | None:
         """Return the seconds between two runs of the function, or None if it is not scheduled."""
         job = self._found(self._name) or {}
-        words = str(job.get("schedule", "")).split()
-        is_ours = len(words) == 3 and words[0] == "every" and words[2] == "minutes"
-        minutes = whole_number(words[1]) if is_ours and job.get("state") == "ENABLED" else None
+        parts = str(job.get("schedule", "")).split()
+        is_ours = len(parts) == 3 and parts[0] == "every" and parts[2] == "minutes"
+        minutes = whole_number(parts[1]) if is_ours and job.get("state") == "ENABLED" else None
         return None if minutes is None else 60.0 * minutes
 
     def remove(self) -> Iterator[str]:
@@ -114,13 +120,13 @@ class DriverSchedules:
         while True:
             attempted = str((self._found(self._name) or {}).get("lastAttemptTime", ""))
             self._ask("POST", f"{self._url(self._name)}:run", json={})
-            since, said, before = self._wait(revision, since=since, attempted=attempted)
-            if said == f"{MARK} done":
+            since, line, before = self._wait(revision, since=since, attempted=attempted)
+            if line == f"{MARK} done":
                 return
-            is_denied = LACKS_RIGHTS in said or not said.startswith(MARK)
+            is_denied = LACKS_RIGHTS in line or not line.startswith(MARK)
             if not is_denied or time.monotonic() >= end:
-                words = f"{said.removeprefix(f'{MARK} failed: ')} {before[-LOG_CHARACTERS:]}"
-                raise CloudspotError(f"the driver {self._name} does not run: {ERRORS.one_line(words)}")
+                parts = f"{line.removeprefix(f'{MARK} failed: ')} {before[-LOG_CHARACTERS:]}"
+                raise CloudspotError(f"the driver {self._name} does not run: {ERRORS.one_line(parts)}")
             self._sleep(5.0)
 
     def _wait(self, revision: str, *, since: str, attempted: str) -> tuple[str, str, str]:

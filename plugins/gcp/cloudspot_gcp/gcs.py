@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.plugin.bucket import told
+from cloudspot.plugin.bucket import require
 from cloudspot.plugin.bucketstore import BucketStore
 from cloudspot.plugin.multipart import PartedRequests
 from cloudspot_gcp.clients import TIMEOUT
@@ -80,7 +80,7 @@ class GcsUploadRequests(PartedRequests):
                 params={"uploadType": "resumable", "name": self.name, **self._condition},
                 json={"contentType": _CONTENT_TYPE, "metadata": {WRITER: writer}},
             )
-            return str(told(answer.headers.get("Location"), "an upload's URL"))
+            return str(require(answer.headers.get("Location"), "an upload's URL"))
 
     def send(self, upload_id: str, number: int, part: memoryview) -> Any:
         if number != self._num_sent + 1:
@@ -152,7 +152,7 @@ class GcsUploadRequests(PartedRequests):
         """
         with self.bucket.asking(self.verb, self.key):
             described = fields_of(answer)
-            told(described.get("crc32c"), "a checksum")
+            require(described.get("crc32c"), "a checksum")
         return described
 
     def _ask_with(self, upload_id: str, view: memoryview, start: int, total: int | None) -> Any:

@@ -28,7 +28,15 @@ from cloudspot.errors import (
 )
 from cloudspot.host.paced_http import pace
 from cloudspot.model import CheckResult
-from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, NotTold, RangeBeyondEnd, told
+from cloudspot.plugin.bucket import (
+    Bucket,
+    Described,
+    Download,
+    IncompleteAnswer,
+    Listed,
+    RangeBeyondEnd,
+    require,
+)
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import ERRORS, UNUSABLE, error_of
@@ -116,16 +124,16 @@ class GcsBucket(Bucket):
         answer = self.send("GET", self._path(name), params={"alt": "media"}, headers=headers, stream=True)
         if "x-goog-generation" not in answer.headers:
             answer.close()
-            raise NotTold("a generation")
+            raise IncompleteAnswer("a generation")
         is_partial = answer.status_code == HTTPStatus.PARTIAL_CONTENT
 
         def verify(data: memoryview) -> None:
             """Compare an object that was read whole with its checksum, which covers the whole object."""
             _, _, total = answer.headers.get("Content-Range", "").partition("/")
-            told = _CRC32C.search(answer.headers.get("x-goog-hash", ""))
-            if told is None or (is_partial and total != str(len(data))):
+            checksum = _CRC32C.search(answer.headers.get("x-goog-hash", ""))
+            if checksum is None or (is_partial and total != str(len(data))):
                 return
-            if shown_crc32c(extend_crc32c(0, data)) != told[1]:
+            if shown_crc32c(extend_crc32c(0, data)) != checksum[1]:
                 raise TransientError(f"{self.url}: {name} arrived damaged; read it again")
 
         num_bytes = whole_number(answer.headers.get("Content-Length"))
@@ -144,7 +152,7 @@ class GcsBucket(Bucket):
             "fields": _LISTED,
         }
         listing = fields_of(self.send("GET", self._path(), params=asked))
-        told(listing.get("kind"), "its kind")
+        require(listing.get("kind"), "its kind")
         found = [
             Listed(str(one["name"]), *_size_and_time(one), str(one.get("generation", "")))
             for one in listing.get("items", ())
@@ -159,7 +167,7 @@ class GcsBucket(Bucket):
             # longer exists.
             with suppress(NotFound):
                 self.head(client, name)
-                raise NotTold("status 204")
+                raise IncompleteAnswer("status 204")
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         """Return a URL that reads the object; see Bucket.
@@ -244,14 +252,14 @@ class GcsBucket(Bucket):
 
 
 def fields_of(answer: Any) -> dict[str, Any]:
-    """Return a response's JSON fields; raise NotTold if it has none. Call this within ``asking``."""
+    """Return a response's JSON fields; raise IncompleteAnswer if it has none. Call this within ``asking``."""
     value = answer.json()
-    return told(value if isinstance(value, dict) else None, "JSON fields")
+    return require(value if isinstance(value, dict) else None, "JSON fields")
 
 
 def _size_and_time(described: Mapping[str, Any]) -> tuple[int, datetime]:
-    updated = told(described.get("updated"), "a time")
+    updated = require(described.get("updated"), "a time")
     size = described.get("size")
     if size is None and described.get("crc32c") == shown_crc32c(0):
         size = "0"  # storage-testbench omits the size of an empty object
-    return told(whole_number(size), "a size"), from_rfc3339(updated)
+    return require(whole_number(size), "a size"), from_rfc3339(updated)

@@ -80,13 +80,13 @@ class GcpMachineType(MachineType, frozen=True, kw_only=True):
 
 def is_called(accelerator: str | None, wanted: str) -> bool:
     """Return whether the names match: ``A100`` is ``nvidia-tesla-a100`` or ``nvidia-a100-80gb``."""
-    name, word = _plain(accelerator or ""), _plain(wanted)
-    return name == word or name.startswith(f"{word}-")
+    name, slug = _plain(accelerator or ""), _plain(wanted)
+    return name == slug or name.startswith(f"{slug}-")
 
 
 def _plain(name: str) -> str:
-    word = re.sub(r"[\s_]+", "-", name.lower())
-    return word.removeprefix("nvidia-").removeprefix("tesla-")
+    slug = re.sub(r"[\s_]+", "-", name.lower())
+    return slug.removeprefix("nvidia-").removeprefix("tesla-")
 
 
 def wanted_regions(options: GcpOptions) -> tuple[str, ...]:
@@ -178,8 +178,8 @@ def check_names(clients: GcpClients, options: GcpOptions, regions: Sequence[str]
         networks.add(str(subnetwork.network).partition("/projects/")[2])
     if len(networks) > 1:
         why = "a job's nodes reach each other within one only, so name subnetworks of one"
-        said = f"the subnetworks are in {len(networks)} networks ({', '.join(sorted(networks))}); {why}"
-        raise field_error("subnetworks", said)
+        problem = f"the subnetworks are in {len(networks)} networks ({', '.join(sorted(networks))}); {why}"
+        raise field_error("subnetworks", problem)
     if not options.subnetworks:
         path = options.network
         place = {"project": _project(clients, path), "network": path.rpartition("/")[2]}

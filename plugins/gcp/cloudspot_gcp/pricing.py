@@ -194,8 +194,8 @@ def _part_name(description: str) -> str | None:
 
 
 def _plain_gpu(name: str) -> str:
-    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).removeprefix("nvidia-").removeprefix("tesla-")
-    return "h100-80gb-plus" if word == "h100-80gb-mega" else word  # the name depends on the region
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).removeprefix("nvidia-").removeprefix("tesla-")
+    return "h100-80gb-plus" if slug == "h100-80gb-mega" else slug  # the name depends on the region
 
 
 def _usd(sku: Mapping[str, Any]) -> float:

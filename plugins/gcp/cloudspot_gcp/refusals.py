@@ -89,8 +89,8 @@ def causes_of(operation: Any) -> list[Cause]:
     """Return the errors of an operation; if there are none, it succeeded. A failed operation is DONE, too."""
     causes = [Cause(str(one.code), ERRORS.one_line(str(one.message))) for one in operation.error.errors]
     if not causes and operation.http_error_status_code:
-        said = ERRORS.one_line(str(operation.http_error_message))
-        causes = [Cause(str(operation.http_error_status_code), said)]
+        message = ERRORS.one_line(str(operation.http_error_message))
+        causes = [Cause(str(operation.http_error_status_code), message)]
     return causes
 
 
@@ -132,12 +132,12 @@ def launching(body: ComputeRequest) -> str:
     return f"launching {body.bulk_insert['count']} {spot} {body.machine_type} in {body.region}"
 
 
-def _has_lost_its_image(body: ComputeRequest, said: str) -> bool:
-    return body.has_setup_image and _IMAGE_IS_GONE.search(said) is not None
+def _has_lost_its_image(body: ComputeRequest, message: str) -> bool:
+    return body.has_setup_image and _IMAGE_IS_GONE.search(message) is not None
 
 
-def _with_advice(found: CloudspotError, said: str) -> CloudspotError:
-    field = next((name for word, name in _FIELDS if word in said), None)
+def _with_advice(found: CloudspotError, message: str) -> CloudspotError:
+    field = next((name for text, name in _FIELDS if text in message), None)
     option = None if field is None else f"providers.gcp.{field}"
     refused = launch_refusal(
         found, option=option, role_option="providers.gcp.service_account", quota_advice=_QUOTA_ADVICE

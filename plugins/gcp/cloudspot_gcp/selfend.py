@@ -52,8 +52,8 @@ def ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
         with build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=15) as answer:
             return str(answer.read(1 << 20).decode())
     except HTTPError as error:
-        said = " ".join(error.read(300).decode("utf-8", "replace").split())
-        raise OSError(f"{method} {urlsplit(url).path}: HTTP {error.code} {said}") from None
+        body = " ".join(error.read(300).decode("utf-8", "replace").split())
+        raise OSError(f"{method} {urlsplit(url).path}: HTTP {error.code} {body}") from None
 
 
 if __name__ == "__main__":

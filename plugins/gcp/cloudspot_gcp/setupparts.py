@@ -479,7 +479,7 @@ class Rule(GcpPart):
         listed = self.ask("GET", self._rules).get("items", ())
         ours = [one for one in listed if str(one["network"]).rpartition("/")[2] == self._network]
         others = [
-            f"rule {one['name']} lets in {_whom(one)}"
+            f"rule {one['name']} lets in {_sources(one)}"
             for one in ours
             if one["name"] != self.name and one.get("direction", "INGRESS") == "INGRESS" and "allowed" in one
         ]
@@ -488,7 +488,7 @@ class Rule(GcpPart):
             return PartState(exists=False, excess=tuple(others))
         differences = []
         if found.get("sourceServiceAccounts") != [self._account] or found.get("sourceRanges"):
-            differences.append(f"it lets in {_whom(found)}")
+            differences.append(f"it lets in {_sources(found)}")
         state = state_of(is_own=is_own, differences=differences)
         return PartState(exists=True, excess=(*state.excess, *others), lacks=state.lacks)
 
@@ -514,11 +514,11 @@ class Rule(GcpPart):
         self.wait(lambda: self.find(f"{self._rules}/{self.name}") is None, f"removing {self.name}")
 
 
-def _gcloud(words: Sequence[str]) -> str:
-    return shlex.join(("gcloud", *words))
+def _gcloud(arguments: Sequence[str]) -> str:
+    return shlex.join(("gcloud", *arguments))
 
 
-def _whom(rule: Mapping[str, Any]) -> str:
+def _sources(rule: Mapping[str, Any]) -> str:
     names = ("sourceRanges", "sourceTags", "sourceServiceAccounts")
     found = [str(one) for name in names for one in rule.get(name, ())]
     return ", ".join(found) or json.dumps(rule.get("allowed", []))

@@ -169,11 +169,11 @@ class ControlPlane:
             urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=self._path("ca.crt"))),
         )
         with urllib.request.build_opener(*handlers).open(asked, timeout=10.0) as answer:
-            said = answer.read()
+            content = answer.read()
         try:
-            return json.loads(said)
+            return json.loads(content)
         except ValueError:
-            return said.decode()
+            return content.decode()
 
     def get(self, path: str) -> Any:
         """Return the object at the path; see ``request``."""

@@ -446,8 +446,10 @@ class Kubelet:
         self._plane.request("POST", f"{_path(pod)}/eviction", body)
 
     def _exit_code(self, uid: str) -> int:
-        said = self._host.console(uid).rpartition(_EXITED)[2].split()
-        return int(said[0]) if said and said[0].isdigit() and _EXITED in self._host.console(uid) else _KILLED
+        parts = self._host.console(uid).rpartition(_EXITED)[2].split()
+        return (
+            int(parts[0]) if parts and parts[0].isdigit() and _EXITED in self._host.console(uid) else _KILLED
+        )
 
 
 class _Consoles(ThreadingHTTPServer):

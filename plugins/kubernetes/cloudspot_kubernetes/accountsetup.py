@@ -59,8 +59,8 @@ class KubernetesAccountSetup(AccountSetup):
             bound = f"cloudspot-{name}" if role.namespace else f"cloudspot-{name}-{namespace}"
             why = "lets pods read the objects that the options ask for"
             parts += [role, Binding(role, bound, {"kind": "ServiceAccount", **account}, why, **about)]
-        for whom in request.grant_to:
-            parts += self._grants(whom, (submitter, lister), about)
+        for grantee in request.grant_to:
+            parts += self._grants(grantee, (submitter, lister), about)
         return parts
 
     def settings(self, request: SetupRequest) -> SetupSettings:
@@ -95,22 +95,22 @@ class KubernetesAccountSetup(AccountSetup):
         asks = ["node"] if options.read_deadline or options.watch_taints else []
         return [*asks, "node-taints"] if options.watch_taints else asks
 
-    def _grants(self, whom: str, roles: Sequence[Role], about: Any) -> Sequence[SetupPart]:
-        subject = subject_of(whom)
+    def _grants(self, grantee: str, roles: Sequence[Role], about: Any) -> Sequence[SetupPart]:
+        subject = subject_of(grantee)
         if subject is None:
             raise SpecError(
-                f"--grant-to {whom}: write user:NAME, group:NAME or serviceaccount:NAMESPACE:NAME, with the "
-                "cluster's names"
+                f"--grant-to {grantee}: write user:NAME, group:NAME or serviceaccount:NAMESPACE:NAME, with "
+                "the cluster's names"
             )
         if subject["kind"] == "Group" and subject["name"].startswith(_EVERYBODY):
-            raise SpecError(f"--grant-to {whom}: this would be everybody; name those who may submit jobs")
+            raise SpecError(f"--grant-to {grantee}: this would be everybody; name those who may submit jobs")
         if subject["name"] == _ROOT:
-            raise SpecError(f"--grant-to {whom}: its members already have all rights")
-        digest = hashlib.sha256(whom.encode()).hexdigest()[:8]
+            raise SpecError(f"--grant-to {grantee}: its members already have all rights")
+        digest = hashlib.sha256(grantee.encode()).hexdigest()[:8]
         made = []
         for role in roles:
             base = role.body["metadata"]["name"]
             name = f"{base}-{digest}" if role.namespace else f"{base}-{self._namespace}-{digest}"
-            why = f"gives {base} to {whom}, as you asked with --grant-to"
+            why = f"gives {base} to {grantee}, as you asked with --grant-to"
             made.append(Binding(role, name, subject, why, **about))
         return made

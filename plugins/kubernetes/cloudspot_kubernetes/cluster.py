@@ -18,7 +18,7 @@ from kubernetes import client, config
 
 from cloudspot.errors import AuthError, CloudspotError, ProvisionError, QuotaError, TransientError
 from cloudspot.plugin.answers import UNREADABLE
-from cloudspot.plugin.apirecording import ApiExchange, is_observed, tell
+from cloudspot.plugin.apirecording import ApiExchange, is_observed, report
 from cloudspot_kubernetes.options import KubernetesOptions, field_error
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -126,7 +126,7 @@ class Cluster:
                 retries=False,
             )
             if is_observed():
-                _tell(method, path, body, query, answer, self._monotonic() - began)
+                _report(method, path, body, query, answer, self._monotonic() - began)
             if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
                 raise self._understood(_refusal(answer.status, answer.data))
             return answer.data.decode("utf-8", "replace") if is_text else json.loads(answer.data)
@@ -227,30 +227,32 @@ def is_denial(refusal: Refusal) -> bool:
 
 def _refusal(status: int, data: bytes) -> Refusal:
     try:
-        said = json.loads(data)
+        content = json.loads(data)
         return Refusal(
-            status, str(said.get("reason", "")), one_line(str(said.get("message", "")), most=_MAX_REFUSAL)
+            status,
+            str(content.get("reason", "")),
+            one_line(str(content.get("message", "")), most=_MAX_REFUSAL),
         )
     except UNREADABLE:
         return Refusal(status, "", f"HTTP status {status}")
 
 
-def _tell(
+def _report(
     method: str, path: str, body: Any, query: Mapping[str, str] | None, answer: Any, seconds: float
 ) -> None:
     """Report a response, omitting its body if that is not JSON, as for a pod's log."""
     try:
-        said = json.loads(answer.data)
+        content = json.loads(answer.data)
     except UNREADABLE:
-        said = None
+        content = None
     failed = answer.status >= HTTPStatus.MULTIPLE_CHOICES
-    reason = said.get("reason") if isinstance(said, Mapping) else None
-    tell(
+    reason = content.get("reason") if isinstance(content, Mapping) else None
+    report(
         ApiExchange(
             service="kubernetes",
             action=f"{method} {path}",
             request={"query": dict(query or {}), "body": body},
-            answer=said,
+            answer=content,
             status=answer.status,
             code=str(reason or answer.status) if failed else "",
             seconds=seconds,

@@ -127,8 +127,10 @@ def _why_ended(pod: Mapping[str, Any]) -> str:
         return one_line(": ".join(filter(None, (str(status["reason"]), str(status.get("message") or "")))))
     if not code or ENDED_BY_US in (pod["metadata"].get("annotations") or {}):
         return ""
-    said = f": {state['message']}" if state.get("message") else ""
-    return one_line(f"its container ended with exit status {code} ({reason or 'no reason is given'}){said}")
+    message = f": {state['message']}" if state.get("message") else ""
+    return one_line(
+        f"its container ended with exit status {code} ({reason or 'no reason is given'}){message}"
+    )
 
 
 def _killed_for_memory(pod: Mapping[str, Any], code: object) -> str:
@@ -153,12 +155,12 @@ def _why_waiting(pod: Mapping[str, Any]) -> str:
     reason = str(state.get("reason") or "")
     if reason in _USUAL:
         return ""
-    said = ": ".join(filter(None, (reason, str(state.get("message") or ""))))
+    message = ": ".join(filter(None, (reason, str(state.get("message") or ""))))
     if reason not in _IMAGE:
-        return one_line(f"its container cannot start ({said})")
+        return one_line(f"its container cannot start ({message})")
     image = next((str(one.get("image")) for one in pod["spec"]["containers"]), "")
     advice = "correct providers.kubernetes.image or image_pull_secrets"
-    return one_line(f"the image {image} cannot be pulled; {advice} ({said})")
+    return one_line(f"the image {image} cannot be pulled; {advice} ({message})")
 
 
 def _own_state(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

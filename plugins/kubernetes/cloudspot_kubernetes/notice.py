@@ -188,7 +188,7 @@ class PodNoticeSource(PreemptionSource):
         except (OSError, *UNREADABLE) as error:
             _log.warning(
                 "this pod is ending, and its grace period cannot be read (%s): assuming %g s",
-                _why(error),
+                _reason_of(error),
                 self._shutdown_grace,
             )
             return self._ends(begun, self._shutdown_grace, "SIGTERM")
@@ -204,8 +204,8 @@ class PodNoticeSource(PreemptionSource):
         # The uptime includes times of sleep, and may be the container's own.
         ahead = round(now - float(UPTIME.read_text(encoding="ascii").split()[0]))
         with self._file.open("rb") as file:  # the training may have changed it
-            said = number(file.read(MAX_DIGITS).decode("ascii", errors="replace"), most=MAX_UPTIME_SECONDS)
-        return now if said is None else min(now, said + ahead)
+            seconds = number(file.read(MAX_DIGITS).decode("ascii", errors="replace"), most=MAX_UPTIME_SECONDS)
+        return now if seconds is None else min(now, seconds + ahead)
 
     def _ends(self, begun: float, seconds: float, source: str) -> PreemptionNotice:
         said_at = datetime.fromtimestamp(self._file.stat().st_mtime, timezone.utc)
@@ -223,15 +223,15 @@ class PodNoticeSource(PreemptionSource):
             keys = [str(taint.get("key")) for taint in node["spec"].get("taints") or ()]
         except HTTPError as error:
             if error.code not in {401, 403}:
-                raise TransientError(f"the node's taints cannot be read: {_why(error)}") from error
-            _log.warning("the node's taints cannot be read (%s): they are not watched", _why(error))
+                raise TransientError(f"the node's taints cannot be read: {_reason_of(error)}") from error
+            _log.warning("the node's taints cannot be read (%s): they are not watched", _reason_of(error))
             self._watches_taints = False
             return None
         except (OSError, *UNREADABLE) as error:
-            raise TransientError(f"the node's taints cannot be read: {_why(error)}") from error
+            raise TransientError(f"the node's taints cannot be read: {_reason_of(error)}") from error
         found = next((key for key in keys if key in TAINTS), None)
         return None if found is None else PreemptionNotice(deadline=None, source=f"taint {found}")
 
 
-def _why(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     return f"HTTP status {error.code}" if isinstance(error, HTTPError) else f"{type(error).__name__}: {error}"

@@ -23,9 +23,9 @@ def never_fits(refusal: Refusal, body: PodsRequest) -> str:
     figures are found only in the API server's message: ``exceeded quota: NAME, requested: A=1,B=2, used: A=9,
     limited: A=9`` (kubernetes, plugin/pkg/admission/resourcequota/controller.go).
     """
-    told = {kind: _amounts(text) for kind, text in _AMOUNTS.findall(str(refusal))}
-    for name, limit in told.get("limited", {}).items():
-        asked = told.get("requested", {}).get(name)
+    amounts = {kind: _amounts(text) for kind, text in _AMOUNTS.findall(str(refusal))}
+    for name, limit in amounts.get("limited", {}).items():
+        asked = amounts.get("requested", {}).get(name)
         if asked is not None and asked * body.min_nodes > limit:
             pods = "one pod asks" if asked > limit else f"the {body.min_nodes} pods that it needs ask"
             return (

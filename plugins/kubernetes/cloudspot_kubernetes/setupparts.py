@@ -304,9 +304,9 @@ class Policy(Made):
         return ([] if found["spec"] == self.body["spec"] else ["its rules differ"]), []
 
 
-def subject_of(whom: str) -> Mapping[str, str] | None:
+def subject_of(grantee: str) -> Mapping[str, str] | None:
     """Return the subject that ``--grant-to`` names, or None if it names none."""
-    kind, _, name = whom.partition(":")
+    kind, _, name = grantee.partition(":")
     group = {"apiGroup": "rbac.authorization.k8s.io", "name": name}
     makers: Mapping[str, Callable[[], Mapping[str, str] | None]] = {
         "user": lambda: {**group, "kind": "User"},

@@ -57,8 +57,8 @@ class Bench:
     def __init__(self, record: RunRecord) -> None:
         """Do no I/O."""
         self.record = record
-        self.told = record.began
-        self.cloud: Cloud = cloud_of(self.told.provider)
+        self.began = record.began
+        self.cloud: Cloud = cloud_of(self.began.provider)
         self.step = ""
         self.facts: dict[str, Any] = {}
         """The measurements of the current step."""
@@ -68,27 +68,27 @@ class Bench:
     def provider(self) -> Provider:
         """Open the provider, with the run's settings."""
         return open_overridden(
-            self.told.provider, [one for one in self.told.settings if one.startswith("providers.")]
+            self.began.provider, [one for one in self.began.settings if one.startswith("providers.")]
         )
 
     # --- commands -------------------------------------------------------------------------------
 
-    def start(self, *words: str, is_quiet: bool = False) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, is_quiet: bool = False) -> subprocess.Popen[str]:
         """Start a cloudspot command, with its requests recorded and its output shown as it arrives."""
         assignment = Assignment(
-            provider=self.told.provider,
+            provider=self.began.provider,
             directory=str(self.record.recordings),
-            key=self.told.key,
+            key=self.began.key,
             step=self.step,
-            began=self.told.at,
+            began=self.began.at,
         )
         environment = {
             **os.environ,
-            "CLOUDSPOT_STORE": self.told.store_url,
+            "CLOUDSPOT_STORE": self.began.store_url,
             VARIABLE: msgspec.json.encode(assignment).decode(),
         }
         child = subprocess.Popen(
-            [sys.executable, "-m", "cloudspot_prove.recorded", *words],
+            [sys.executable, "-m", "cloudspot_prove.recorded", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -101,28 +101,28 @@ class Bench:
             threading.Thread(target=_show, args=(child.stdout,), daemon=True).start()
         return child
 
-    def call(self, *words: str, seconds: float = 600.0) -> int:
+    def call(self, *arguments: str, seconds: float = 600.0) -> int:
         """Run a command to its end and return its exit status; a command that hangs is ended."""
-        output.echo(f"    $ cloudspot {' '.join(words)}")
-        child = self.start(*words)
+        output.echo(f"    $ cloudspot {' '.join(arguments)}")
+        child = self.start(*arguments)
         try:
             return child.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             end(child)
-            raise StepFailed(f"`cloudspot {words[0]}` had not ended after {seconds:.0f} s") from None
+            raise StepFailed(f"`cloudspot {arguments[0]}` had not ended after {seconds:.0f} s") from None
 
-    def ask(self, *words: str, seconds: float = 600.0) -> tuple[int, Any]:
+    def ask(self, *arguments: str, seconds: float = 600.0) -> tuple[int, Any]:
         """Run a command that prints JSON; return its exit status and the JSON, or None if it prints none."""
-        child = self.start(*words, is_quiet=True)
+        child = self.start(*arguments, is_quiet=True)
         try:
-            printed, told = child.communicate(timeout=seconds)
+            printed, errors = child.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             end(child)
-            raise StepFailed(f"`cloudspot {words[0]}` had not ended after {seconds:.0f} s") from None
+            raise StepFailed(f"`cloudspot {arguments[0]}` had not ended after {seconds:.0f} s") from None
         try:
             return child.returncode, json.loads(printed)
         except ValueError:
-            for line in told.splitlines():
+            for line in errors.splitlines():
                 output.echo(f"    {line}")
             return child.returncode, None
 
@@ -132,7 +132,7 @@ class Bench:
         """Record that a job of this step will be submitted, and return its id, if the budget suffices."""
         share = self._share(num_machines)
         number = len(self.record.jobs(self.step)) + 1
-        job_id = f"prove-{self.told.run}-{self.step}-{number}"
+        job_id = f"prove-{self.began.run}-{self.step}-{number}"
         self.record.write(JobIntended(step=self.step, job_id=job_id, max_cost=share))
         return job_id
 
@@ -143,26 +143,26 @@ class Bench:
         with importlib.resources.as_file(place) as directory:
             yield directory / "job.toml"
 
-    def words(self, job_id: str, *more: str) -> list[str]:
+    def job_arguments(self, job_id: str, *more: str) -> list[str]:
         """Return the arguments of ``cloudspot run`` or ``plan`` that follow the job file."""
         intended = next((one for one in self.record.jobs() if one.job_id == job_id), None)
-        told, cloud = self.told, self.cloud
-        steps = max(20, round(told.train_seconds / STEP_SECONDS))
+        began, cloud = self.began, self.cloud
+        steps = max(20, round(began.train_seconds / STEP_SECONDS))
         sets = [
-            f'run.env.PROVE_CLOUD="{told.provider}"',
+            f'run.env.PROVE_CLOUD="{began.provider}"',
             f'run.env.PROVE_STEPS="{steps}"',
             f'run.env.PROVE_STEP_SECONDS="{STEP_SECONDS}"',
             *(() if intended is None else (f"limits.max_cost={intended.max_cost}",)),
-            *(() if told.currency is None else (f'limits.currency="{told.currency}"',)),
+            *(() if began.currency is None else (f'limits.currency="{began.currency}"',)),
         ]
-        if cloud.setup and not told.image_has_torch:
+        if cloud.setup and not began.image_has_torch:
             sets += [f"run.setup={json.dumps(list(cloud.setup))}", f'run.python="{cloud.python}"']
-        sets += [*told.settings, *more]
-        return ["--provider", told.provider, *(word for one in sets for word in ("--set", one))]
+        sets += [*began.settings, *more]
+        return ["--provider", began.provider, *(argument for one in sets for argument in ("--set", one))]
 
     def history(self, job_id: str) -> History | None:
         """Return the job's current records, or None if the job does not exist yet."""
-        job = self._jobs.setdefault(job_id, Job(open_store(self.told.store_url), job_id))
+        job = self._jobs.setdefault(job_id, Job(open_store(self.began.store_url), job_id))
         try:
             return job.history()
         except JobNotFound:
@@ -196,7 +196,7 @@ class Bench:
             job_id,
             "a checkpoint was committed",
             lambda history: history.head is not None,
-            seconds=BOOT_SECONDS + self.told.train_seconds,
+            seconds=BOOT_SECONDS + self.began.train_seconds,
         )
 
     # --- money ----------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Bench:
     def _share(self, num_machines: int) -> float:
         """Return the cost limit of the next job, which must fit into the remaining budget."""
         needed = self.needed(num_machines)
-        left = self.told.max_cost - self.spent()
+        left = self.began.max_cost - self.spent()
         if needed > left:
             raise StepSkipped(f"--max-cost leaves {max(0.0, left):.4f}, but this step may cost {needed:.4f}")
         return round(needed, 6)
@@ -226,7 +226,7 @@ class Bench:
         """Return the highest cost of a job with this many machines, at the price that ``price`` found."""
         ended = self.record.ended.get("price")
         price = float(ended.facts.get("most_per_hour", 0.0)) if ended is not None else 0.0
-        hours = (2 * BOOT_SECONDS + 2 * self.told.train_seconds) / 3600
+        hours = (2 * BOOT_SECONDS + 2 * self.began.train_seconds) / 3600
         # While one machine replaces another, both run.
         return max(0.001, price * hours * (num_machines + 1))
 

@@ -70,7 +70,7 @@ def find_differences(pairs: Sequence[Pair]) -> list[Difference]:
     for pair in pairs:
         for one in (*_code_differences(pair), *_order_differences(pair)):
             add(one)
-    for one in (*_slow_operations(pairs), *_late_things(pairs)):
+    for one in (*_slow_operations(pairs), *_late_objects(pairs)):
         add(one)
     return sorted(found.values())
 
@@ -200,7 +200,7 @@ def _slow_operations(pairs: Sequence[Pair]) -> Iterator[Difference]:
             yield Difference(kind="delay", action=action, where="the answer", text=text)
 
 
-def _late_things(pairs: Sequence[Pair]) -> Iterator[Difference]:
+def _late_objects(pairs: Sequence[Pair]) -> Iterator[Difference]:
     """Yield the listings that show a new object, named by an earlier answer, later than elsewhere."""
     absent: dict[tuple[str, str, str], float] = {}
     latest: dict[str, float] = {}

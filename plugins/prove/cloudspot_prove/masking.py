@@ -34,7 +34,7 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     values: frozenset[str]
     """Fields whose values are shown, such as ``InstanceType`` or, with the field around it, ``State.Name``.
     """
-    words: Callable[[str], frozenset[str]]
+    texts: Callable[[str], frozenset[str]]
     """Returns texts that are shown anywhere in a service's requests: texts in cloudspot's own source, and in
     the API's definition.
     """
@@ -66,7 +66,7 @@ class Mask:
         if not space:
             return self.code(action)
         shown, before = [], ""
-        known = self._allowed.segments | self._allowed.words(service)
+        known = self._allowed.segments | self._allowed.texts(service)
         for part in path.split("/"):
             # Google's own verbs follow a colon.
             name, colon, verb = part.partition(":")
@@ -79,15 +79,15 @@ class Mask:
 
     def tree(self, value: Any, service: str) -> Any:
         """Return a JSON value, or an SDK's version of one, in which all that may not be shown is masked."""
-        words = self._allowed.words(service)
-        return self._tree(value, self._allowed.names(service) | words, words, ())
+        texts = self._allowed.texts(service)
+        return self._tree(value, self._allowed.names(service) | texts, texts, ())
 
-    def _tree(self, value: Any, names: frozenset[str], words: frozenset[str], path: tuple[str, ...]) -> Any:
+    def _tree(self, value: Any, names: frozenset[str], texts: frozenset[str], path: tuple[str, ...]) -> Any:
         if value is None or isinstance(value, bool) or value in ("", [], {}):
             return value
         if isinstance(value, Mapping):
             return {
-                self._name(str(name), names): self._tree(one, names, words, (*path, str(name)))
+                self._name(str(name), names): self._tree(one, names, texts, (*path, str(name)))
                 for name, one in value.items()
             }
         if isinstance(value, (int, float)):
@@ -95,20 +95,20 @@ class Mask:
         if isinstance(value, datetime):
             return TIME
         if isinstance(value, str):
-            return self._text(value, words, path)
+            return self._text(value, texts, path)
         if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-            return [self._tree(one, names, words, path) for one in value]
+            return [self._tree(one, names, texts, path) for one in value]
         return BYTES
 
     def _name(self, name: str, names: frozenset[str]) -> str:
         return name if name in names else self.pseudonym(name)
 
-    def _text(self, text: str, words: frozenset[str], path: Sequence[str]) -> str:
+    def _text(self, text: str, texts: frozenset[str], path: Sequence[str]) -> str:
         if _TIME.fullmatch(text):
             return TIME
         # A URL names an object by its last part, as a path does.
         last = text.rstrip("/").rpartition("/")[2] if text.startswith(("http://", "https://")) else text
-        if last in words:
+        if last in texts:
             return last
         if self._is_shown(path) and _SHOWN.fullmatch(last):
             return last

@@ -44,7 +44,7 @@ def begin(assignment: Assignment) -> Recorder:
     allowed = cloud.allowed()
     kept = Path(assignment.directory).parent
     allowed = msgspec.structs.replace(
-        allowed, names=_kept(kept, "names", allowed.names), words=_kept(kept, "words", allowed.words)
+        allowed, names=_kept(kept, "names", allowed.names), texts=_kept(kept, "words", allowed.texts)
     )
     mask = Mask(bytes.fromhex(assignment.key), allowed)
     recorder = Recorder(path, mask, step=assignment.step, began=assignment.began, left_out=cloud.left_out)

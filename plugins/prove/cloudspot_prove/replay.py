@@ -32,8 +32,8 @@ def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
     """
     mask = Mask(secrets.token_bytes(32), cloud.allowed())
     known = _Names()
-    told: list[ApiExchange] = []
-    observe(told.append)
+    observed: list[ApiExchange] = []
+    observe(observed.append)
     before: tuple[str, Any, Any] | None = None
     for exchange in exchanges:
         key = (exchange.action, exchange.request, exchange.answer)
@@ -43,12 +43,12 @@ def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
         made_up: list[tuple[str, ...]] = []
         request = known.put_in(exchange.request, (), made_up)
         action = known.put_in_action(exchange.action, made_up, cloud.own)
-        told.clear()
+        observed.clear()
         completed = cloud.completed(exchange.action, request)
         cloud.repeat(msgspec.structs.replace(exchange, action=action, request=completed))
-        if not told:  # for example, the SDK itself refuses a parameter
+        if not observed:  # for example, the SDK itself refuses a parameter
             continue
-        answered = told[-1]
+        answered = observed[-1]
         pair = Pair(
             recorded=exchange,
             status=answered.status,
@@ -85,8 +85,8 @@ class _Names:
     def learn(self, recorded: Any, masked: Any, answer: Any) -> None:
         """Note the names in the same places of two answers; ``masked`` is the masked form of ``answer``."""
         if isinstance(recorded, Mapping) and isinstance(answer, Mapping):
-            for (name, one), (told, other) in zip(masked.items(), answer.items(), strict=True):
-                same = name if name in recorded else told
+            for (name, one), (replayed, other) in zip(masked.items(), answer.items(), strict=True):
+                same = name if name in recorded else replayed
                 if same in recorded:
                     self.learn(recorded[same], one, other)
         elif isinstance(recorded, list) and isinstance(answer, (list, tuple)):

@@ -35,8 +35,8 @@ DISTRIBUTIONS: Final = (
 
 def report_of(record: RunRecord) -> dict[str, Any]:
     """Return the report; each of its texts is cloudspot's own or is masked."""
-    told, ended = record.began, record.ended
-    seen = Seen(told, ended, read_all(record.recordings))
+    began, ended = record.began, record.ended
+    seen = Seen(began, ended, read_all(record.recordings))
     answers = answer_all(seen)
     cleaned, compared = record.cleaned, record.compared
     leftovers = [] if cleaned is None else list(cleaned.leftovers)
@@ -46,9 +46,9 @@ def report_of(record: RunRecord) -> dict[str, Any]:
     different = [name for name, (_, answer) in answers.items() if answer.verdict == "otherwise"]
     return {
         "format": FORMAT,
-        "run": told.run,
-        "provider": told.provider,
-        "began": datetime.fromtimestamp(told.at, timezone.utc).isoformat(timespec="seconds"),
+        "run": began.run,
+        "provider": began.provider,
+        "began": datetime.fromtimestamp(began.at, timezone.utc).isoformat(timespec="seconds"),
         "passed": all(one.status != "failed" for one in ended.values()) and not different and not leftovers,
         "questions": {
             name: {
@@ -72,17 +72,17 @@ def report_of(record: RunRecord) -> dict[str, Any]:
                 "facts": {name: one for name, one in ended[step].facts.items() if name != "jobs"},
                 "jobs": ended[step].facts.get("jobs", []),
             }
-            for step in told.steps
+            for step in began.steps
             if step in ended
         },
         "left_behind": leftovers,
         "bill": {
             "computed": round(spent, 6),
             "currency": ", ".join(one for one in currencies if one),
-            "limit": told.max_cost,
-            "of_the_cloud": cloud_of(told.provider).bill,
+            "limit": began.max_cost,
+            "of_the_cloud": cloud_of(began.provider).bill,
         },
-        "versions": _versions(told.provider),
+        "versions": _versions(began.provider),
         "num_recorded": len(seen.exchanges),
     }
 
@@ -132,13 +132,13 @@ def shown_lines(report: Mapping[str, Any]) -> list[str]:
             lines.append(f"{'':14}so: {one['otherwise']}")
     lines.append("")
     for name, one in report["steps"].items():
-        told = ", ".join(filter(None, (one["status"], one["why"], f"{one['seconds']:.0f} s")))
-        lines.append(f"step {name}: {told}")
+        text = ", ".join(filter(None, (one["status"], one["why"], f"{one['seconds']:.0f} s")))
+        lines.append(f"step {name}: {text}")
     lines.append("")
     for one in report["different_from_the_emulation"]:
         lines.append(f"{one['kind']:>5}  {one['action']}  {one['where']}: {one['text']}")
-    told = report["not_compared"] or f"{len(report['different_from_the_emulation'])} differences"
-    lines.append(f"compared with the emulation: {told}")
+    text = report["not_compared"] or f"{len(report['different_from_the_emulation'])} differences"
+    lines.append(f"compared with the emulation: {text}")
     bill = report["bill"]
     lines += [
         "",

@@ -166,7 +166,7 @@ class RunRecord:
         return [one for one in found if step in {None, one.step}]
 
 
-def new_run(provider: str, base_store: str, **told: Any) -> RunRecord:
+def new_run(provider: str, base_store: str, **fields: Any) -> RunRecord:
     """Begin a run, with a store of its own under ``base_store``."""
     run = "".join(secrets.choice(_LETTERS) for _ in range(5))
     directory = _home() / f"{provider}-{run}"
@@ -180,7 +180,7 @@ def new_run(provider: str, base_store: str, **told: Any) -> RunRecord:
             store_url=f"{base_store.rstrip('/')}/prove-{run}",
             key=secrets.token_hex(32),
             at=time.time(),
-            **told,
+            **fields,
         )
     )
     return record

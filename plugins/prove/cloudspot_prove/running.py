@@ -34,14 +34,14 @@ WITNESS: Final = "cloudspot-witness "
 
 def record_this_process(record: RunRecord) -> Recorder:
     """Record the requests that this process itself makes."""
-    told = record.began
+    began = record.began
     return begin(
         Assignment(
-            provider=told.provider,
+            provider=began.provider,
             directory=str(record.recordings),
-            key=told.key,
+            key=began.key,
             step="check",
-            began=told.at,
+            began=began.at,
         )
     )
 
@@ -163,7 +163,7 @@ def _settle(bench: Bench, job_id: str) -> bool:
         provisioner.terminate(TerminateRequest(instance_ids=tuple(now)))
         time.sleep(LOOK_SECONDS)
     with suppress(TransientError):  # Resources that are still in use are found at the end.
-        provisioner.release(job_id, store_url=bench.told.store_url)
+        provisioner.release(job_id, store_url=bench.began.store_url)
     return bool(running)
 
 
@@ -173,7 +173,7 @@ def _sweep(bench: Bench) -> list[str]:
     ours = {one.job_id for one in bench.record.jobs()}
     for inventory in bench.provider.inventories(all_regions=False):
         try:
-            for asset in inventory.assets([bench.told.store_url]):
+            for asset in inventory.assets([bench.began.store_url]):
                 if asset.job_id in ours:
                     left.append(asset.kind)
                     inventory.end(asset)

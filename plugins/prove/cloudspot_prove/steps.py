@@ -34,7 +34,7 @@ def check(bench: Bench) -> None:
     """Try permissions, bucket, image and quotas; this buys nothing."""
     with bench.job_file() as path:
         resources = load_job(path).resources.to_model()
-    results = check_all(bench.provider, bench.told.store_url, resources)
+    results = check_all(bench.provider, bench.began.store_url, resources)
     echo_results(results)
     # If two names differ only by the region, the first result stands for both.
     bench.facts["checks"] = {one.name: one.ok for one in results}
@@ -50,10 +50,10 @@ def check(bench: Bench) -> None:
 def price(bench: Bench) -> None:
     """Ask which machines are sold, and at what price."""
     with bench.job_file() as path:
-        status, told = bench.ask("plan", str(path), *bench.words(""), "--anyway", "--json")
-    if told is None:
+        status, plan = bench.ask("plan", str(path), *bench.job_arguments(""), "--anyway", "--json")
+    if plan is None:
         raise StepFailed(f"`plan` ended with status {status}")
-    offers = told["launches"]
+    offers = plan["launches"]
     spot = [one for one in offers if one["market"] == "spot"] or offers
     first = spot[0]
     on_demand = [one["price_per_hour"] for one in offers if one["market"] == "on-demand"]
@@ -67,8 +67,8 @@ def price(bench: Bench) -> None:
         "currency": first["currency"],
         "price_parts": first["price_parts"] or "",
     }
-    if bench.told.currency not in {None, first["currency"]}:
-        raise StepFailed(f"--max-cost is in {bench.told.currency}, and prices are in {first['currency']}")
+    if bench.began.currency not in {None, first["currency"]}:
+        raise StepFailed(f"--max-cost is in {bench.began.currency}, and prices are in {first['currency']}")
 
 
 def launch(bench: Bench) -> None:
@@ -167,8 +167,8 @@ def alone(bench: Bench) -> None:
     """Let a machine train and end without any driver."""
     job_id = bench.new_job()
     with bench.job_file() as path:
-        words = bench.words(job_id)
-        if bench.call("run", str(path), *words, "--name", job_id, "--detach", "--anyway") != 0:
+        arguments = bench.job_arguments(job_id)
+        if bench.call("run", str(path), *arguments, "--name", job_id, "--detach", "--anyway") != 0:
             raise StepFailed("`run --detach` failed")
     _wait_for_exit(bench, job_id)
     _wait_for_end(bench, job_id)
@@ -178,10 +178,10 @@ def alone(bench: Bench) -> None:
 
 def gpu(bench: Bench) -> None:
     """Train on an accelerator."""
-    if bench.told.gpu is None:
+    if bench.began.gpu is None:
         raise StepSkipped("no accelerator was named: give --gpu")
     job_id = bench.new_job()
-    _run(bench, job_id, f'resources.accelerator="{bench.told.gpu}"', 'run.env.PROVE_GPU="1"')
+    _run(bench, job_id, f'resources.accelerator="{bench.began.gpu}"', 'run.env.PROVE_GPU="1"')
     _expect_success(bench, job_id)
     _wait_for_end(bench, job_id)
 
@@ -193,14 +193,14 @@ def driver(bench: Bench) -> None:
     job_id = bench.new_job()
     bench.record.write(DriverIntended())
     began = time.monotonic()
-    status = bench.call("driver", "deploy", "--provider", bench.told.provider, "--yes", seconds=1800.0)
+    status = bench.call("driver", "deploy", "--provider", bench.began.provider, "--yes", seconds=1800.0)
     bench.facts["deploy_seconds"] = round(time.monotonic() - began, 1)
     if status != 0:
         raise StepFailed(f"`driver deploy` ended with status {status}")
     try:
         with bench.job_file() as path:
-            words = bench.words(job_id)
-            if bench.call("run", str(path), *words, "--name", job_id, "--detach", "--anyway") != 0:
+            arguments = bench.job_arguments(job_id)
+            if bench.call("run", str(path), *arguments, "--name", job_id, "--detach", "--anyway") != 0:
                 raise StepFailed("`run --detach` failed")
         bench.wait_for_commit(job_id)
         taken = time.time()
@@ -214,18 +214,18 @@ def driver(bench: Bench) -> None:
         shown = _expect_success(bench, job_id)
         bench.facts["nodes"] = len(shown["nodes"])
     finally:
-        status = bench.call("driver", "remove", "--provider", bench.told.provider, seconds=1200.0)
+        status = bench.call("driver", "remove", "--provider", bench.began.provider, seconds=1200.0)
     bench.facts["remove_status"] = status
     _wait_for_end(bench, job_id)
 
 
 def other_region(bench: Bench) -> None:
     """Train in a region other than the bucket's."""
-    region = bench.told.other_region
+    region = bench.began.other_region
     if region is None:
         raise StepSkipped("no other region was named: give --other-region")
     job_id = bench.new_job()
-    _run(bench, job_id, f'providers.{bench.told.provider}.regions=["{region}"]')
+    _run(bench, job_id, f'providers.{bench.began.provider}.regions=["{region}"]')
     _expect_success(bench, job_id)
     _wait_for_end(bench, job_id)
 
@@ -253,7 +253,7 @@ STEPS: Final[Mapping[str, Callable[[Bench], None]]] = {
 
 def _creates_once(bench: Bench) -> bool:
     """Return whether the store refuses to create an object that already exists."""
-    store, key = open_store(bench.told.store_url), "prove/once"
+    store, key = open_store(bench.began.store_url), "prove/once"
     store.establish()
     try:
         store.put(key, b"first", if_absent=True)
@@ -270,14 +270,15 @@ def _creates_once(bench: Bench) -> bool:
 
 
 def _most_seconds(bench: Bench) -> float:
-    return 2 * BOOT_SECONDS + 2 * bench.told.train_seconds + END_SECONDS
+    return 2 * BOOT_SECONDS + 2 * bench.began.train_seconds + END_SECONDS
 
 
 def _run(bench: Bench, job_id: str, *more: str) -> None:
     with bench.job_file() as path:
-        words = bench.words(job_id, *more)
+        arguments = bench.job_arguments(job_id, *more)
         status = bench.call(
-            *("run", str(path), *words, "--name", job_id, "--plain", "--anyway"), seconds=_most_seconds(bench)
+            *("run", str(path), *arguments, "--name", job_id, "--plain", "--anyway"),
+            seconds=_most_seconds(bench),
         )
     if status != 0:
         raise StepFailed(f"`run` ended with status {status}")
@@ -285,9 +286,9 @@ def _run(bench: Bench, job_id: str, *more: str) -> None:
 
 def _begin(bench: Bench, job_id: str, *more: str) -> Any:
     with bench.job_file() as path:
-        words = bench.words(job_id, *more)
+        arguments = bench.job_arguments(job_id, *more)
         output.echo(f"    $ cloudspot run {path.name} --name {job_id}")
-        child = bench.start("run", str(path), *words, "--name", job_id, "--plain", "--anyway")
+        child = bench.start("run", str(path), *arguments, "--name", job_id, "--plain", "--anyway")
         # The job file must exist until its contents are in the store.
         until = time.monotonic() + BOOT_SECONDS
         while bench.history(job_id) is None and child.poll() is None and time.monotonic() < until:
@@ -371,7 +372,7 @@ def _wait_for_exit(bench: Bench, job_id: str) -> None:
         job_id,
         "the node told its end",
         lambda history: any(launch.exits for launch in history.launches),
-        seconds=BOOT_SECONDS + 2 * bench.told.train_seconds,
+        seconds=BOOT_SECONDS + 2 * bench.began.train_seconds,
     )
 
 

@@ -39,8 +39,8 @@ class LiveShares:
         """
         try:
             value = json.loads(data)["pages"]
-            ends = {str(word): datetime.fromisoformat(end) for word, end in value.items()}
-            if not all(word.isalnum() and end.tzinfo is not None for word, end in ends.items()):
+            ends = {str(token): datetime.fromisoformat(end) for token, end in value.items()}
+            if not all(token.isalnum() and end.tzinfo is not None for token, end in ends.items()):
                 raise ValueError(value)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptData("the record of the shared page is malformed; `unshare` deletes it") from error
@@ -48,7 +48,7 @@ class LiveShares:
 
     def to_bytes(self) -> bytes:
         """Return the record."""
-        return json.dumps({"pages": {word: end.isoformat() for word, end in self.ends.items()}}).encode()
+        return json.dumps({"pages": {token: end.isoformat() for token, end in self.ends.items()}}).encode()
 
 
 class SharedPage(DriverTask):
@@ -63,7 +63,7 @@ class SharedPage(DriverTask):
     def run(self, store: ObjectStore, request: TaskRequest) -> TaskResult:
         """Read the changes of the job, and upload the page."""
         now = datetime.now(timezone.utc)
-        ends = {word: end for word, end in LiveShares.parse(request.asked).ends.items() if end > now}
+        ends = {token: end for token, end in LiveShares.parse(request.asked).ends.items() if end > now}
         if not ends:
             return TaskResult(is_finished=True)
         from cloudspot.cli.jobs import Job
@@ -74,7 +74,7 @@ class SharedPage(DriverTask):
             self._reading = JobReading(Job(store, request.job_id))
         story = self._reading.read(now, log_seconds=LOG_SECONDS)
         page = job_page(story, is_live=not request.is_over).encode(errors="replace")
-        pages = [keys.shared_page(request.job_id, word) for word in ends]
+        pages = [keys.shared_page(request.job_id, token) for token in ends]
         for key in pages:
             store.put(key, page)
         # `unshare` deletes the record first, and then the pages that it finds.

@@ -16,7 +16,7 @@ import pytest
 
 from cloudspot.agent.delivery.checkpoint_files import CheckpointFiles, links_left_out, step_of
 from cloudspot.agent.delivery.checkpoint_states import Look, Memory, State
-from cloudspot.agent.delivery.checkpoint_watch import MAX_GONE, RESTLESS_SECONDS, CheckpointWatch
+from cloudspot.agent.delivery.checkpoint_watch import MAX_MISSING, RESTLESS_SECONDS, CheckpointWatch
 from cloudspot.agent.delivery.set_aside import SetAside, set_aside
 
 
@@ -515,7 +515,7 @@ def test_what_is_remembered_does_not_grow_with_the_checkpoints_that_are_deleted(
             one.ready(100.0 * step + wait, alive=True)
         if step > 0:
             shutil.rmtree(tmp_path / "output" / f"checkpoint-{step - 1}")
-    assert len(one.watch.memory.settled) <= MAX_GONE + 2
+    assert len(one.watch.memory.settled) <= MAX_MISSING + 2
     assert len(one.watch._born) <= 2
 
 

@@ -303,10 +303,10 @@ def test_a_pass_at_a_notice_takes_what_was_quiet_for_two_seconds_and_gives_way_t
     one.sync.sync()
     assert one.kept() == {}
     monkeypatch.setattr(one.outputs, "_is_leaving", lambda: True)
-    gives_way = iter([True, True, True, False, True])
+    must_yield = iter([True, True, True, False, True])
     passes = []
     monkeypatch.setattr(one.sync, "_is_leaving", lambda: True)
-    monkeypatch.setattr(one.sync, "_gives_way", lambda: next(gives_way))
+    monkeypatch.setattr(one.sync, "_must_yield", lambda: next(must_yield))
     real = one.sync.sync
 
     def sync(**options):

@@ -52,7 +52,7 @@ def delivery(context, artifacts=None):
 
 @pytest.mark.parametrize("error", [TransientError("the store is down"), AuthError("a right was taken away")])
 def test_a_success_whose_last_state_nobody_knows_to_be_committed_is_tried_again(context, monkeypatch, error):
-    monkeypatch.setattr(final_delivery, "LAST_WORD_SECONDS", 0.2)
+    monkeypatch.setattr(final_delivery, "EXIT_RECORD_SECONDS", 0.2)
 
     def fail():
         raise error
@@ -70,7 +70,7 @@ def test_a_notice_while_the_artifacts_wait_for_the_store_leaves_time_for_the_las
     context, monkeypatch, tmp_path
 ):
     said = []
-    monkeypatch.setattr(final_delivery, "LAST_WORD_SECONDS", 60.0)
+    monkeypatch.setattr(final_delivery, "EXIT_RECORD_SECONDS", 60.0)
     monkeypatch.setattr(final_delivery, "write_exit_record", lambda *_: said.append(time.monotonic()))
     (tmp_path / "artifact").write_bytes(b"x")
 

@@ -126,7 +126,7 @@ def test_the_next_agent_of_the_machine_goes_on_with_the_same_deadline(bench, sub
     is_over = threading.Event()
     first.keeping.wait = lambda _seconds: is_over.wait(60)  # it is killed, as it were
     killed = run(first)
-    wait_until(lambda: first.keeping.is_kept and first._last_word() is not None)
+    wait_until(lambda: first.keeping.is_kept and first._find_exit_record() is not None)
     first.logs._stopped.set()
     first.heartbeat.stop()
     until = first.context.memory.kept_until
@@ -184,7 +184,7 @@ def test_such_a_node_does_as_the_driver_says(bench, submitted, run, wait_until, 
     fails = {"run": {"setup": "exit 3"}, "limits": {"keep_failed": 600}}
     life = submitted("", **fails)
     thread = run(life)
-    wait_until(lambda: life._last_word() is not None)
+    wait_until(lambda: life._find_exit_record() is not None)
     now = life.context.now()
     if word == "launched":
         made_journal.open_launch(bench.store, JOB, 2)

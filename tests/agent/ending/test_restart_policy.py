@@ -101,7 +101,13 @@ def test_checkpoints_of_other_nodes_are_no_progress_of_one_that_cannot_resume():
     found = [
         decide_restart(
             Failure(
-                7, step, 1.0, has_session=False, why=FAILED, fingerprint="exit status 7", brings_part=False
+                7,
+                step,
+                1.0,
+                has_session=False,
+                why=FAILED,
+                fingerprint="exit status 7",
+                contributes_part=False,
             ),
             memory,
             num_restarts=1,

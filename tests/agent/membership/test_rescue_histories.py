@@ -123,7 +123,7 @@ def propose_before_it_is_over(monkeypatch):
 
 
 def wait_for_nobody(monkeypatch):
-    monkeypatch.setattr(RescueVotes, "unsaid", lambda *_: (frozenset(), frozenset()))
+    monkeypatch.setattr(RescueVotes, "unreported", lambda *_: (frozenset(), frozenset()))
 
 
 def wait_for_who_cannot_save(monkeypatch):

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from support.stores.faultstore import FaultPlan, FaultyStore, Outage
 
 from cloudspot.agent.notices.notice_file import NoticeFile
-from cloudspot.agent.notices.notice_pipe import tell_agent
+from cloudspot.agent.notices.notice_pipe import wake_agent
 from cloudspot.agent.reclaim import understand
 from cloudspot.jobstore.access.stored_records import find_bytes
 from cloudspot.jobstore.layout import keys
@@ -25,7 +25,7 @@ def test_an_earlier_end_gets_through_while_the_first_notice_waits_for_the_store(
     for source, seconds in (("first", 100.0), ("second", 50.0), ("third", 10.0)):
         notice = PreemptionNotice(deadline=now + timedelta(seconds=seconds), source=source)
         NoticeFile(directory).give(understand(notice, notice_seconds=120.0, now=time.monotonic(), wall=now))
-        tell_agent(directory)
+        wake_agent(directory)
         wait_until(
             lambda source=source: (reclaim := life.context.orders.reclaim) and reclaim.notice.source == source
         )

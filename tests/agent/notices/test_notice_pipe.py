@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from cloudspot.agent.notices.notice_pipe import STOP_SECONDS, NoticePipe, PipeByte, as_notice, tell_agent
+from cloudspot.agent.notices.notice_pipe import STOP_SECONDS, NoticePipe, PipeByte, as_notice, wake_agent
 
 LISTENER = """
 import os, pathlib, signal, sys, threading, time
@@ -69,13 +69,13 @@ def test_the_agents_processes_take_signals_as_ever(number, tmp_path):
 
 
 def test_another_process_wakes_the_agent_and_one_that_starts_later_needs_no_word(tmp_path):
-    tell_agent(tmp_path)  # no agent has ever run here
+    wake_agent(tmp_path)  # no agent has ever run here
     pipe = NoticePipe(tmp_path)
-    tell_agent(tmp_path)
+    wake_agent(tmp_path)
     assert pipe.read() is PipeByte.NOTICE
     os.close(pipe._reader)
     os.close(pipe._writer)
-    tell_agent(tmp_path)  # that agent is dead
+    wake_agent(tmp_path)  # that agent is dead
 
 
 def test_words_that_nobody_reads_hold_up_no_hook(tmp_path):
@@ -83,4 +83,4 @@ def test_words_that_nobody_reads_hold_up_no_hook(tmp_path):
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(pipe._writer, bytes(65536))
-    tell_agent(tmp_path)
+    wake_agent(tmp_path)

@@ -6,7 +6,7 @@ import pytest
 from support.records.made_records import Records
 
 from cloudspot.cli.following.livefeed import LiveFeed
-from cloudspot.cli.following.liveview import Heard, Sights, hear, look
+from cloudspot.cli.following.liveview import SeenHeartbeat, Sights, look, newest_heartbeats
 from cloudspot.cli.following.pace import Point
 from cloudspot.controller.loop import Tick
 from cloudspot.jobstore.access.store_clock import utc_now
@@ -92,9 +92,9 @@ def test_before_the_first_launch_there_is_little_to_show(jobs, read, at):
 
 def test_a_node_that_says_nothing_new_is_silent_by_the_readers_clock(jobs, read, at):
     history = read(jobs.running())
-    first = hear({}, history, at(200))
-    assert first == {(1, 0): Heard(counter=1, at=at(200))}
-    assert hear(first, history, at(201)) == first
+    first = newest_heartbeats({}, history, at(200))
+    assert first == {(1, 0): SeenHeartbeat(counter=1, at=at(200))}
+    assert newest_heartbeats(first, history, at(201)) == first
 
     def silent(minutes):
         return look(history, at(minutes), sights=Sights(heard=first)).nodes[0].silent_seconds
@@ -102,7 +102,9 @@ def test_a_node_that_says_nothing_new_is_silent_by_the_readers_clock(jobs, read,
     assert silent(200.3) is None
     assert silent(201) == 60.0
     jobs.add_heartbeat("going-abcd", 1, step=18, minutes=102, counter=2)
-    assert hear(first, read("going-abcd"), at(201)) == {(1, 0): Heard(counter=2, at=at(201))}
+    assert newest_heartbeats(first, read("going-abcd"), at(201)) == {
+        (1, 0): SeenHeartbeat(counter=2, at=at(201))
+    }
 
 
 def test_the_age_of_the_newest_commit_is_told_by_its_own_time(jobs, read, at):

@@ -124,9 +124,9 @@ def test_what_was_measured_beside_the_training_decides_for_a_drain(store, checkp
                 now[0] += len(data) * self.seconds_per_byte
             super().put(key, data, if_absent=if_absent)
 
-    def compress(data, goes_on, inner=parts.compress):
+    def compress(data, may_continue, inner=parts.compress):
         now[0] += 1.0
-        return inner(data, goes_on)
+        return inner(data, may_continue)
 
     monkeypatch.setattr(parts, "compress", compress)
     slow = Slow()
@@ -148,13 +148,13 @@ def test_an_upload_that_gets_no_processor_time_compresses_no_more(store, checkpo
 def test_an_upload_gives_way_to_another_also_while_it_compresses(store, checkpoints, monkeypatch):
     is_urgent = []
 
-    def compress(data, goes_on, inner=parts.compress):
+    def compress(data, may_continue, inner=parts.compress):
         is_urgent.append(True)
-        return inner(data, goes_on)
+        return inner(data, may_continue)
 
     monkeypatch.setattr(parts, "compress", compress)
     with pytest.raises(parts.GaveWay):
-        put(store, checkpoints, C(1, 10), DATAS[:1], gives_way=lambda: bool(is_urgent), num_threads=1)
+        put(store, checkpoints, C(1, 10), DATAS[:1], must_yield=lambda: bool(is_urgent), num_threads=1)
     assert names(store) == []
 
 

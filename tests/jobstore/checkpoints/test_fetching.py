@@ -279,7 +279,7 @@ def test_of_a_checkpoint_that_is_laid_out_only_the_chunks_come_that_are_asked_fo
     assert table.pop("on_demand") is True
     assert [(dest / f"part-{rank}.bin").read_bytes() for rank in range(4)] == [bytes(len(d)) for d in DATAS]
     assert fetching.is_restored(dest, commit)
-    assert fetching.comes_on_demand(dest)
+    assert fetching.is_fetched_on_demand(dest)
     chunks = [chunk.size for chunk in commit.parts[0].chunks]
     assert len(chunks) > 2
     second = chunks[0], chunks[0] + chunks[1]
@@ -297,7 +297,7 @@ def test_of_a_checkpoint_that_is_laid_out_only_the_chunks_come_that_are_asked_fo
     assert counted.calls["get_range"] == sum(len(part.chunks) for part in commit.parts) - 1
     assert [(dest / f"part-{rank}.bin").read_bytes() for rank in range(4)] == DATAS
     fetching.fetch(store, "x", commit, dest, present=range(4))
-    assert not fetching.comes_on_demand(dest)
+    assert not fetching.is_fetched_on_demand(dest)
 
 
 def test_a_chunk_that_is_asked_for_and_damaged_is_found(store, checkpoints, tmp_path):

@@ -294,12 +294,12 @@ def test_what_was_uploaded_whole_is_committed_unless_it_is_older_or_another_gene
 
 
 def test_a_checkpoint_stands_until_its_manifest_is_deleted(store, checkpoints):
-    assert not manifests.stands(store, "x", CheckpointId(1, 10))
+    assert not manifests.exists(store, "x", CheckpointId(1, 10))
     commit = checkpoints.session(store, CheckpointId(1, 10), [b"a"])
-    assert manifests.stands(store, "x", CheckpointId(1, 10))
-    with pytest.raises(CorruptData, match="torn"), manifests.while_it_stands(store, "x", commit.id):
+    assert manifests.exists(store, "x", CheckpointId(1, 10))
+    with pytest.raises(CorruptData, match="torn"), manifests.while_it_exists(store, "x", commit.id):
         raise CorruptData("torn")
     store.delete(keys.manifest("x", 1, 10))
-    assert not manifests.stands(store, "x", CheckpointId(1, 10))
-    with pytest.raises(ObjectMissing), manifests.while_it_stands(store, "x", commit.id):
+    assert not manifests.exists(store, "x", CheckpointId(1, 10))
+    with pytest.raises(ObjectMissing), manifests.while_it_exists(store, "x", commit.id):
         raise CorruptData("torn")

@@ -148,7 +148,7 @@ def write_job(store, checkpoints, *, compression=None):
         (keys.suspicions(JOB), b"{}"),
         (keys.settled_launches(JOB), b"{}"),
         (keys.stop(JOB, 0), codec.encode(make.stop())),
-        (keys.told(JOB, "reclaimed-1-0"), b"0123456789abcdef"),
+        (keys.notified(JOB, "reclaimed-1-0"), b"0123456789abcdef"),
         (keys.log_segment(JOB, "1-0", "2026-01-01", 0), b"lines" * 100),
         (ARTIFACT, b"w" * 2500),
         (OUTPUT, b"v" * 2500),

@@ -182,8 +182,8 @@ def test_who_has_used_its_requests_tells_the_other_end_at_once(ends):
     while not node.is_left:
         assert time.monotonic() < began + 10, "the other end waits until it takes it for gone"
         time.sleep(0.01)
-    assert [frame.kind for frame in take_all(node, 2)] == [Kind.SAID, Kind.CLOSE]
-    assert person.has_said_goodbye
+    assert [frame.kind for frame in take_all(node, 2)] == [Kind.MESSAGE, Kind.CLOSE]
+    assert person.has_sent_close
 
 
 def test_a_signal_overtakes_input_that_nobody_takes(ends, monkeypatch):

@@ -119,14 +119,14 @@ def test_what_a_program_leaves_running_does_not_keep_it_from_ending(start):
     one = start("sh", "-c", "sleep 600 & echo $!")
     assert one.end() == 0
     os.kill(int(one.said(Kind.OUTPUT)), signal.SIGKILL)
-    assert b"processes that it has left behind are ended too" in one.said(Kind.SAID)
+    assert b"processes that it has left behind are ended too" in one.said(Kind.MESSAGE)
 
 
 def test_what_a_program_leaves_writing_for_ever_does_not_either(start):
     one = start("sh", "-c", "yes & echo $! >&2")
     assert one.end() == 0
     os.kill(int(one.said(Kind.ERRORS)), signal.SIGKILL)
-    assert b"processes that it has left behind are ended too" in one.said(Kind.SAID)
+    assert b"processes that it has left behind are ended too" in one.said(Kind.MESSAGE)
 
 
 def test_how_much_of_its_input_a_program_has_read_is_told(start):

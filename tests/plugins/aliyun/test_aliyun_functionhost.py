@@ -87,7 +87,7 @@ class TestFunctionCompute(DriverInventoryTests, FunctionHostTests):
 
     def hear(self, cloud, *, is_notice):
         kind = INTERRUPTION if is_notice else "ecs:Instance:StateChange"
-        cloud._functions.tell(kind, {"instanceId": "i-1"})
+        cloud._functions.publish(kind, {"instanceId": "i-1"})
 
     def pass_time(self, cloud, host, seconds):
         while not cloud._functions._due:

@@ -78,7 +78,7 @@ class TestLambda(FunctionHostTests):
 
     def hear(self, cloud, *, is_notice):
         what = "Spot Instance Interruption Warning" if is_notice else "Instance State-change Notification"
-        cloud._functions.tell(f"EC2 {what}", {"instance-id": "i-1"}, REGION)
+        cloud._functions.publish(f"EC2 {what}", {"instance-id": "i-1"}, REGION)
 
     def pass_time(self, cloud, host, seconds):
         while not cloud._functions._due:

@@ -83,7 +83,7 @@ class TestCloudRun(DriverInventoryTests, FunctionHostTests):
 
     def hear(self, cloud, *, is_notice):
         method = "preempted" if is_notice else "guestTerminate"
-        cloud.functions.tell(MACHINE, f"compute.instances.{method}", "europe-west4")
+        cloud.functions.publish(MACHINE, f"compute.instances.{method}", "europe-west4")
 
     def pass_time(self, cloud, host, seconds):
         later = datetime.now(timezone.utc) + timedelta(seconds=seconds)

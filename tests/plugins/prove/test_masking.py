@@ -14,7 +14,7 @@ ALLOWED = Allowed(
         {"Account", "State", "Name", "Tags", "Key", "Value", "Size", "Instances"}
     ),
     values=frozenset({"Size", "State.Name"}),
-    words=lambda service: frozenset({"cloudspot-job", "running"}),
+    texts=lambda service: frozenset({"cloudspot-job", "running"}),
     segments=frozenset({"v1", "projects", "zones", "instances", "start"}),
     named_by=frozenset({"zones"}),
 )

@@ -25,7 +25,7 @@ def upload_session(
     *,
     sealed_at: datetime = AT,
     sharing: Sharing | None = None,
-    gives_way: Callable[[], bool] = lambda: False,
+    must_yield: Callable[[], bool] = lambda: False,
     in_background: bool = False,
     **options: Any,
 ) -> Part:
@@ -33,7 +33,7 @@ def upload_session(
     part = parts.session_part(parse_seal(seal, "the seal"), sealed_at=sealed_at)
     lend = partial(parts.lend_view, data if isinstance(data, memoryview) else memoryview(data))
     return parts.Upload(store, job_id, part, **options).run(
-        lend, sharing=sharing, gives_way=gives_way, in_background=in_background
+        lend, sharing=sharing, must_yield=must_yield, in_background=in_background
     )
 
 

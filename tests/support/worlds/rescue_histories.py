@@ -377,7 +377,7 @@ class SimRank:
             keeps=tuple(self._kept_at(boundary)),
         )
 
-    def tell_likeness(self):
+    def report_likeness(self):
         """It never changes."""
 
     def save(self, order):

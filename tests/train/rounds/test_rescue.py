@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from cloudspot.train import handoff
-from cloudspot.train.handoff import HOLD, RELEASE, SAVE, RescueWord
+from cloudspot.train.handoff import HOLD, RELEASE, SAVE, RescueCommand
 from cloudspot.train.rounds import rescue
 from cloudspot.train.rounds.rescue import Held, Rescue
 from cloudspot.train.rounds.save_order import RESCUE, SaveOrder
@@ -40,7 +40,7 @@ class Rank:
     def held(self):
         return self.state
 
-    def tell_likeness(self):
+    def report_likeness(self):
         self.num_told += 1
 
     def save(self, order):
@@ -69,7 +69,7 @@ def read(path):
 def test_a_rank_that_is_asked_stops_its_rounds_and_says_what_it_holds(rank, tmp_path):
     rank.rescue.start()
     assert not rank.is_stopped.wait(0.05)
-    handoff.write_rescue(tmp_path, RescueWord(HOLD, 1))
+    handoff.write_rescue(tmp_path, RescueCommand(HOLD, 1))
     said = read(handoff.survives_path(tmp_path, 2))
     assert rank.is_stopped.is_set()
     assert said["held"] == {
@@ -84,12 +84,12 @@ def test_a_process_that_is_about_to_end_says_so_unasked_and_waits_until_it_is_re
     main = threading.Thread(target=rank.rescue.hold)
     main.start()
     assert read(handoff.survives_path(tmp_path, 2))["is_ending"]
-    handoff.write_rescue(tmp_path, RescueWord(SAVE, 3, ORDER.to_json()))
+    handoff.write_rescue(tmp_path, RescueCommand(SAVE, 3, ORDER.to_json()))
     assert read(handoff.rescued_path(tmp_path, 2)) == {"attempt": 3, "step": 8}
     assert rank.saved == [ORDER]
     main.join(0.05)
     assert main.is_alive()
-    handoff.write_rescue(tmp_path, RescueWord(RELEASE, 0))
+    handoff.write_rescue(tmp_path, RescueCommand(RELEASE, 0))
     main.join(5)
     assert not main.is_alive()
 
@@ -112,7 +112,7 @@ def test_a_main_thread_that_changes_the_state_all_the_time_is_given_up(rank, tmp
     monkeypatch.setattr(rescue, "UNSETTLED_SECONDS", 0.05)
     rank.state = "an optimizer has stepped"
     rank.rescue.start()
-    handoff.write_rescue(tmp_path, RescueWord(HOLD, 1))
+    handoff.write_rescue(tmp_path, RescueCommand(HOLD, 1))
     assert read(handoff.survives_path(tmp_path, 2))["held"] is None
 
 
@@ -126,7 +126,7 @@ def test_a_rank_that_has_left_otherwise_holds_nothing(rank, tmp_path):
 def test_an_error_while_it_saves_lets_the_process_end(rank, tmp_path, caplog):
     rank.save = lambda order: 1 / 0
     rank.rescue.start()
-    handoff.write_rescue(tmp_path, RescueWord(SAVE, 1, ORDER.to_json()))
+    handoff.write_rescue(tmp_path, RescueCommand(SAVE, 1, ORDER.to_json()))
     rank.rescue.hold()
     assert "the state of rank 2 cannot be saved in a rescue" in caplog.text
 

@@ -152,7 +152,7 @@ def test_what_lost_ranks_had_handed_over_is_saved_with_what_is_held(rank, courie
 def test_a_place_in_the_data_that_is_handed_over_costs_no_step(rank, hands_over, monkeypatch):
     run, step = rank()
     told = []
-    monkeypatch.setattr(run._service, "_say_what_a_loss_costs", told.append)
+    monkeypatch.setattr(run._service, "_warn_of_loss_cost", told.append)
     if hands_over:
         run._service._own_states = SimpleNamespace(offer=lambda mark, draws: None, close=lambda: None)
     for _batch in run.batches(Counting()):
@@ -245,7 +245,7 @@ def test_a_rank_tells_ever_more_seldom_which_weights_it_holds_and_whether_it_dra
     path = handoff.likeness_path(courier.handoff, 0)
     told = {}
     for number in run.steps(10):
-        run._service.tell_likeness()
+        run._service.report_likeness()
         told[number] = json.loads(path.read_text()) if path.exists() else None
         step()
     assert told[0] is None

@@ -24,7 +24,7 @@ WORTH_SECONDS = 1.0
 MAX_NAMES = 32
 _KILL_SECONDS = 5.0
 """How long to wait for a killed process to end."""
-_WORDS_BYTES = 8 << 10
+_COMMAND_BYTES = 8 << 10
 _START = """
 import sys
 sys.path[:] = filter(None, sys.path)  # the working directory's modules are the training's alone
@@ -113,20 +113,20 @@ class ForkServer:
 
     def _start(self, program: str, environment: Mapping[str, str], stdin: int) -> None:
         path = self._node.fork_server_log
-        words = [
+        arguments = [
             self._runtime.python,
             "-u",
             "-c",
             program,
             self._script,
             " ".join(self._preload),
-            " " * _WORDS_BYTES,
+            " " * _COMMAND_BYTES,
         ]
-        kept = self._processes.command(self._runtime.keeper_python, words, ended=self._unwanted)
+        kept = self._processes.command(self._runtime.keeper_python, arguments, ended=self._unwanted)
         command = self._runtime.command(kept, environment, log=path)
         with path.open("ab") as log:
             self._process = subprocess.Popen(
-                command.words,
+                command.argv,
                 cwd=self._node.work,
                 env=command.environment,
                 stdin=stdin,

@@ -126,8 +126,8 @@ class InputStaging(Worker):
         while late:
             for name, spec in tuple(late.items()):
                 why = self._try(name, spec)
-                told = None if why is None else f"{why}; the training goes on without it"
-                self._context.status.warn(f"data.{name} is late", told)
+                warning = None if why is None else f"{why}; the training goes on without it"
+                self._context.status.warn(f"data.{name} is late", warning)
                 if why is None or name in self._hopeless:
                     del late[name]
             if late:
@@ -230,8 +230,8 @@ class InputStaging(Worker):
             size=staged.num_bytes,
             seat=context.seat,
         )
-        stands = self._repeat(lambda: create(context.store, key, codec.encode(ours)))
-        first = ours if stands is None else codec.decode(stands, InputVersion, key=key)
+        is_there = self._repeat(lambda: create(context.store, key, codec.encode(ours)))
+        first = ours if is_there is None else codec.decode(is_there, InputVersion, key=key)
         if first.version != ours.version:
             there, here = (f"{one.num_files} files of {one.size} bytes" for one in (first, ours))
             text = f"data.{name} differs from that of node {first.seat}: {there} there, {here} here"

@@ -134,7 +134,7 @@ def _run(
     end_setup(node)  # an earlier agent may have been killed during the setup
     _log.info("setup: %s", command)
     log_path = node.logs / "setup.log"
-    words, variables = runtime.command(
+    argv, variables = runtime.command(
         _processes(node).command(
             runtime.keeper_python, ["/bin/bash", "-euo", "pipefail", "-c", command], ended=_ended(node)
         ),
@@ -145,7 +145,7 @@ def _run(
     _ended(node).unlink(missing_ok=True)
     with log_path.open("ab") as log:
         process = subprocess.Popen(
-            words,
+            argv,
             cwd=node.work,
             env=variables,
             stdin=subprocess.DEVNULL,

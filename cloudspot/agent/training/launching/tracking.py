@@ -47,22 +47,22 @@ def track(
     )
 
     def ask(name: str) -> Mapping[int, Mapping[str, str]]:
-        problem, told = None, {}
+        problem, variables_by_rank = None, {}
         try:
-            told = {**open_tracker(name).variables(request)}
+            variables_by_rank = {**open_tracker(name).variables(request)}
         except CloudspotError as error:
             problem = f"the run in {name} may not continue as one: {error}"
             _log.warning("%s", problem)
         context.status.warn(f"tracker {name}", problem)
-        return told
+        return variables_by_rank
 
     found: dict[int, dict[str, str]] = {rank: {} for rank in ranks}
     # In parallel, because each tracker may wait for a server, and the training waits for all of them.
-    for told in map_parallel(ask, context.job.spec.run.trackers):
-        for rank in found.keys() & told.keys():
+    for variables_by_rank in map_parallel(ask, context.job.spec.run.trackers):
+        for rank in found.keys() & variables_by_rank.keys():
             found[rank].update(
                 (name, value)
-                for name, value in told[rank].items()
+                for name, value in variables_by_rank[rank].items()
                 if name not in environment and _NAME.fullmatch(name)
             )
     for rank, variables in found.items():
@@ -73,10 +73,10 @@ def track(
 
 
 def _run_python(runtime: Runtime, environment: Mapping[str, str], code: str, seconds: float) -> str:
-    words, whole = runtime.command([runtime.python, "-c", code], environment)
+    command, whole = runtime.command([runtime.python, "-c", code], environment)
     try:
         done = subprocess.run(
-            words,
+            command,
             env=whole,
             cwd=runtime.node.work,
             stdin=subprocess.DEVNULL,

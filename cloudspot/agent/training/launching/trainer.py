@@ -57,7 +57,7 @@ class TrainerPlan:
     """One start of the training on this node."""
 
     python: str
-    words: Sequence[str]
+    program: Sequence[str]
     """The script or command and its arguments."""
     has_torchrun: bool
     """Whether torchrun starts it ``procs_per_node`` times; otherwise, it is started only once."""
@@ -81,8 +81,8 @@ class TrainerPlan:
         ``--log`` as an abbreviation of its own options.
         """
         if not self.has_torchrun:
-            return tuple(self.words)
-        rank = ("-c", _KEEP_RANK_STATUS, "rank", *self.prefix, *self.words)
+            return tuple(self.program)
+        rank = ("-c", _KEEP_RANK_STATUS, "rank", *self.prefix, *self.program)
         return (
             *self.prefix,
             self.python,
@@ -99,7 +99,7 @@ class TrainerPlan:
             "--no-python",
             "--",
             "/bin/sh",
-            *(word.replace("$", "$$") for word in rank),
+            *(argument.replace("$", "$$") for argument in rank),
         )
 
 
@@ -170,7 +170,7 @@ class Trainer:
     def start(cls, plan: TrainerPlan, handoff: Path, runtime: Runtime) -> Trainer:
         """Start the training, which is independent of the agent."""
         keep_status = ["/bin/sh", "-c", _KEEP_STATUS, str(handoff / _STATUS), *plan.command()]
-        words, environment = runtime.command(
+        command, environment = runtime.command(
             processes_of(handoff).command(runtime.keeper_python, keep_status, ended=handoff / _ENDED),
             {**plan.environment, files.HANDOFF: str(handoff)},
             log=plan.log,
@@ -180,7 +180,7 @@ class Trainer:
             files.started_path(handoff, plan.node_rank * plan.procs_per_node).touch()
         with plan.log.open("ab") as log:
             process = subprocess.Popen(
-                words,
+                command,
                 cwd=plan.work,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -214,10 +214,10 @@ class Trainer:
     def errors(self, ranks: Sequence[int]) -> list[RankError]:
         """Return the errors that this node's ranks have reported, earliest first."""
         paths = [path for rank in ranks if (path := files.failed_path(self.handoff, rank)).exists()]
-        told = (
+        reports = (
             read_report(path, RankError) for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns)
         )
-        return [error for error in told if error is not None]
+        return [error for error in reports if error is not None]
 
     def is_failing(self, ranks: Sequence[int]) -> bool:
         """Return whether a rank on this node had an error and is about to end."""

@@ -50,7 +50,7 @@ _REFUSED = re.compile(
     r"unauthorized|authentication required|no basic auth|(?<!permission )denied", re.IGNORECASE
 )
 """The errors of registries that require a different login, as engines report them."""
-SAID_BYTES = 64 << 10
+ERRORS_BYTES = 64 << 10
 """The number of bytes that are read at the end of an engine's error output."""
 LOOK_SECONDS = 0.1
 ENGINE_SECONDS = 60.0
@@ -156,7 +156,7 @@ class Container(Runtime):
             variables.touch(mode=0o600)
             given = [*_inherited_lines()]
             variables.write_text("".join(f"{one}\n" for one in given), encoding="utf-8")
-            done = self._run([*self._start_words(image, variables)])
+            done = self._run([*self._start_arguments(image, variables)])
         if done.returncode != 0:
             raise CloudspotError(f"the container of {self._shown} did not start: {_last_line(done.stderr)}")
         # podman 4.7.0 cuts values at "#" (github.com/containers/podman/issues/20255); docker keeps all
@@ -203,7 +203,7 @@ class Container(Runtime):
 
     def command(
         self,
-        words: Sequence[str],
+        argv: Sequence[str],
         environment: Mapping[str, str],
         *,
         log: Path | None = None,
@@ -225,16 +225,16 @@ class Container(Runtime):
         path = environment.get("PYTHONPATH", str(node.python_path))
         interactive = ("--interactive",) if has_input else ()
         start = (self._engine, "exec", *interactive, "--workdir", str(node.work), *named, self._name)
-        return Command([*start, *begin, path, *words], own)
+        return Command([*start, *begin, path, *argv], own)
 
     def has_program(self, program: str, environment: Mapping[str, str]) -> bool:
         return self.probe(["/bin/sh", "-c", _HAS_PROGRAM, program], environment) == 0
 
-    def probe(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
-        words, variables = self.command(words, environment)
+    def probe(self, argv: Sequence[str], environment: Mapping[str, str]) -> int:
+        argv, variables = self.command(argv, environment)
         try:
             done = subprocess.run(
-                words, env=variables, capture_output=True, text=True, timeout=ENGINE_SECONDS, check=False
+                argv, env=variables, capture_output=True, text=True, timeout=ENGINE_SECONDS, check=False
             )
         except subprocess.TimeoutExpired as error:
             raise RuntimeLost(f"the job's container has not answered for {ENGINE_SECONDS:.0f} s") from error
@@ -250,7 +250,7 @@ class Container(Runtime):
             f'PATH=${{PATH#{programs}}}; exec {name} "$@"\n'
         ).encode()
 
-    def _start_words(self, image: str, variables: Path) -> Iterator[str]:
+    def _start_arguments(self, image: str, variables: Path) -> Iterator[str]:
         yield from ("run", "--detach", "--rm", "--name", self._name, "--pull=never")
         yield from ("--network=host", "--pid=host", "--ipc=host", "--security-opt", "label=disable")
         yield from ("--pids-limit=-1", "--stop-timeout", str(_STOP_SECONDS))
@@ -291,9 +291,9 @@ class Container(Runtime):
                 fault = error
             with (
                 tempfile.NamedTemporaryFile() as errors,  # a pipe that nobody reads would fill up
-                self._pull_words(registry, login) as words,
+                self._pull_command(registry, login) as command,
                 subprocess.Popen(
-                    [*words, "--quiet", self._image],
+                    [*command, "--quiet", self._image],
                     env=_own_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -307,23 +307,23 @@ class Container(Runtime):
                 except BaseException:
                     process.kill()
                     raise
-                said = read_end(Path(errors.name), SAID_BYTES).decode(errors="replace")
+                errors_text = read_end(Path(errors.name), ERRORS_BYTES).decode(errors="replace")
             if process.returncode == 0:
                 return
-            why = _last_line(said) + (f"; {fault}" if fault else "")
+            why = _last_line(errors_text) + (f"; {fault}" if fault else "")
             _log.warning("the pull of %s failed: %s", self._shown, why)
             if number + 1 < NUM_PULLS:
                 _pause(PULL_WAIT_SECONDS * 2**number, check)
         if (
             isinstance(fault, TransientError)
-            or _REFUSED.search(said.replace(name.partition("@")[0], "")) is None
+            or _REFUSED.search(errors_text.replace(name.partition("@")[0], "")) is None
         ):
             raise CloudspotError(f"{self._shown} cannot be pulled: {why}")
         refusal = "requires a login, such as run.image_login" if login is None else f"refuses {login.origin}"
         raise AuthError(f"{self._shown} cannot be pulled: {registry} {refusal}: {why}")
 
     @contextmanager
-    def _pull_words(self, registry: str, login: RegistryLogin | None) -> Iterator[list[str]]:
+    def _pull_command(self, registry: str, login: RegistryLogin | None) -> Iterator[list[str]]:
         """Provide the first words of the pull command, with the login or, without one, the engine's own.
 
         The login is in a separate file in memory, because an image of the machine's disk must not contain
@@ -344,13 +344,13 @@ class Container(Runtime):
             where = ("--host", host) if host else ()
             yield [self._engine, "--config", directory, *where, "pull"]
 
-    def _ask(self, *words: str) -> str | None:
+    def _ask(self, *arguments: str) -> str | None:
         """Return the engine's output, or None if the command fails because the object does not exist."""
-        done = self._run(words)
+        done = self._run(arguments)
         return done.stdout.strip() if done.returncode == 0 else None
 
-    def _run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        return _run([self._engine, *words])
+    def _run(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return _run([self._engine, *arguments])
 
 
 def _full_name(image: str) -> str:
@@ -366,7 +366,7 @@ def _wait_for_engines(check: Callable[[], None]) -> list[str]:
         raise CloudspotError("run.image needs machines with Linux")
     end = time.monotonic() + START_SECONDS
     while True:
-        found, said = [], ""
+        found, problems = [], ""
         for name in ENGINES:
             path = shutil.which(name)
             if path is None:
@@ -374,16 +374,18 @@ def _wait_for_engines(check: Callable[[], None]) -> list[str]:
             try:
                 done = _run([path, "info"])
             except CloudspotError as error:
-                said += f"; {error}"
+                problems += f"; {error}"
                 continue
             if done.returncode == 0:
                 found.append(path)
             else:
-                said += f"; {name}: {_last_line(done.stderr)}"
+                problems += f"; {name}: {_last_line(done.stderr)}"
         if found:
             return found
-        if not said or time.monotonic() > end:
-            raise CloudspotError(f"run.image needs docker or podman on the machine, but neither works{said}")
+        if not problems or time.monotonic() > end:
+            raise CloudspotError(
+                f"run.image needs docker or podman on the machine, but neither works{problems}"
+            )
         _pause(1.0, check)
 
 
@@ -425,10 +427,10 @@ def _inherited_lines() -> Iterator[str]:
             yield f"{name}={value}"
 
 
-def _run(words: Sequence[str], *, seconds: float = ENGINE_SECONDS) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], *, seconds: float = ENGINE_SECONDS) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            words,
+            command,
             env=_own_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -438,7 +440,7 @@ def _run(words: Sequence[str], *, seconds: float = ENGINE_SECONDS) -> subprocess
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise CloudspotError(f"{words[0]} {words[1]} took longer than {seconds:.0f} s") from error
+        raise CloudspotError(f"{command[0]} {command[1]} took longer than {seconds:.0f} s") from error
 
 
 def _last_line(text: str) -> str:

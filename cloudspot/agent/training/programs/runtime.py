@@ -26,7 +26,7 @@ class KeptSetupLost(CloudspotError):
 class Command(NamedTuple):
     """The command to start on the machine in order to run one of the job's programs."""
 
-    words: list[str]
+    argv: list[str]
     environment: dict[str, str]
     """The whole environment."""
 
@@ -78,7 +78,7 @@ class Runtime:
 
     def command(
         self,
-        words: Sequence[str],
+        argv: Sequence[str],
         environment: Mapping[str, str],
         *,
         log: Path | None = None,
@@ -91,16 +91,16 @@ class Runtime:
         ``has_input`` is True, the program reads the command's standard input. The program does not start if
         the file ``ended`` exists.
         """
-        return Command([*words], {**environment})
+        return Command([*argv], {**environment})
 
-    def probe(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
+    def probe(self, argv: Sequence[str], environment: Mapping[str, str]) -> int:
         """Run a short program; return its exit status.
 
         Raises:
             OSError: the program cannot be run.
             RuntimeLost: no program can be run any more.
         """
-        return subprocess.run(words, env=dict(environment), cwd=self.node.work, check=False).returncode
+        return subprocess.run(argv, env=dict(environment), cwd=self.node.work, check=False).returncode
 
     def has_program(self, program: str, environment: Mapping[str, str]) -> bool:
         """Return whether the program, given as a path or a name on PATH, exists and is executable.

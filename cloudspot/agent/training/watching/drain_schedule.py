@@ -56,7 +56,7 @@ class DrainSchedule:
         self._stop_guard: float | None = None
 
     @property
-    def tells_script(self) -> bool:
+    def notifies_script(self) -> bool:
         """Whether a script without a session must be notified."""
         return (
             self._context.job.spec.checkpoint.on_notice is not None and not self._context.status.has_session
@@ -84,7 +84,7 @@ class DrainSchedule:
             )
             if drain is not None:
                 return drain
-        if peers_deadline is not None and self.tells_script:
+        if peers_deadline is not None and self.notifies_script:
             drain = self._before(peers_deadline, seen=now, now=now)
             if drain is not None:
                 return drain
@@ -118,7 +118,7 @@ class DrainSchedule:
         )
         if is_replaced:
             start = min(start, now)
-        if self.tells_script and status.stall_seconds is None:
+        if self.notifies_script and status.stall_seconds is None:
             start = seen  # the duration of a save is unknown
         if now < start:
             return None
@@ -131,4 +131,4 @@ class DrainSchedule:
             _log.warning("the trainer did not leave in time: ending it")
             return True
         # A script without a session or a notice cannot drain; its own newest checkpoint is kept.
-        return drain.kind == "stop" and not self._context.status.has_session and not self.tells_script
+        return drain.kind == "stop" and not self._context.status.has_session and not self.notifies_script

@@ -22,26 +22,26 @@ class HandOverWatch:
         """Create it, and clear the warning about the previous generation."""
         self._handoff = handoff
         self._status = status
-        self._told: dict[int, str] = {}
+        self._problems: dict[int, str] = {}
         status.warn("hand-over", None)
 
     def look(self) -> None:
         """Warn once about each rank, in the log and for ``show``."""
         for rank in self._status.ranks:
             path = files.own_state_path(self._handoff, rank)
-            if rank in self._told or not path.exists():
+            if rank in self._problems or not path.exists():
                 continue
             report = read_report(path, RankOwnState)
             problem = "it reports no reason" if report is None else report.problem[:MAX_PROBLEM]
-            self._told[rank] = problem
+            self._problems[rank] = problem
             _log.warning("rank %d does not hand over its own state: %s", rank, problem)
-            reasons = dict.fromkeys(self._told.values())
-            told = (
-                f"rank {', '.join(str(one) for one, why in self._told.items() if why == reason)}: {reason}"
+            reasons = dict.fromkeys(self._problems.values())
+            problems = (
+                f"rank {', '.join(str(r) for r, each in self._problems.items() if each == reason)}: {reason}"
                 for reason in reasons
             )
             self._status.warn(
                 "hand-over",
                 "a rank's own state, such as its random generators, would be lost with it; "
-                f"{'; '.join(told)}",
+                f"{'; '.join(problems)}",
             )

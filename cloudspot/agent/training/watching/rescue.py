@@ -101,7 +101,7 @@ class Rescue:
                     _log.warning("the state of step %d could not be saved in time", order.step)
                     break
         finally:
-            self._tell(files.RescueWord(files.RELEASE, 0))
+            self._write_command(files.RescueCommand(files.RELEASE, 0))
             self._report_final()
             status.state = state
 
@@ -111,12 +111,12 @@ class Rescue:
             generation=number, attempt=LAST_ATTEMPT, held=(), given_up=self._given_up
         )
 
-    def _tell(self, word: files.RescueWord) -> None:
-        files.write_rescue(self._handoff, word)
+    def _write_command(self, command: files.RescueCommand) -> None:
+        files.write_rescue(self._handoff, command)
 
     def _agree(self, attempt: int, allowance: _Allowance) -> RescueOrder | None:
         """Report the state of this node's ranks; once all members have reported, return the order for all."""
-        self._tell(files.RescueWord(files.HOLD, attempt))
+        self._write_command(files.RescueCommand(files.HOLD, attempt))
         self._is_killed_soon()  # torchrun's time began now or slightly earlier
         votes = self._votes
         self._context.status.survivors = Survivors(
@@ -130,7 +130,7 @@ class Rescue:
             order = votes.find_order(attempt)
             if order is not None:
                 return order
-            alive, silent = votes.unsaid(attempt)
+            alive, silent = votes.unreported(attempt)
             # The wait for silent members is not counted, because the training must wait for them anyway.
             allowance.spend(is_free=bool(silent))
             if not (alive or silent) or (allowance.is_spent and not silent) or self._is_killed_soon():
@@ -139,30 +139,30 @@ class Rescue:
         return None
 
     def _ended(self) -> set[int]:
-        told = {rank for rank in self._ranks if files.read_exited(self._handoff, rank) is not None}
-        return told | self._trainer.vanished(self._ranks)
+        exited = {rank for rank in self._ranks if files.read_exited(self._handoff, rank) is not None}
+        return exited | self._trainer.vanished(self._ranks)
 
     def _held(self, attempt: int, allowance: _Allowance) -> tuple[HeldState, ...]:
         """Return the reports of this node's ranks, once each rank has reported or ended."""
         until = time.monotonic() + min(ANSWER_SECONDS, allowance.seconds_left)
         while True:
             ended = self._ended()
-            said = {
+            reports = {
                 rank: read_report(files.survives_path(self._handoff, rank), RankSurvives)
                 for rank in self._ranks
             }
             waited_for = {
                 rank
-                for rank, each in said.items()
+                for rank, each in reports.items()
                 if each is None or (each.held is not None and each.attempt < attempt)
             }
             if waited_for <= ended or self._trainer.poll() is not None or time.monotonic() > until:
                 break
             self._context.orders.wait_for_news(POLL_SECONDS)
-        for rank, each in said.items():
+        for rank, each in reports.items():
             if each is not None and each.held is None:
                 _log.warning("rank %d holds no state that can be saved: %s", rank, each.problem[:200])
-        held = [each.held for each in said.values() if each is not None and each.held is not None]
+        held = [each.held for each in reports.values() if each is not None and each.held is not None]
         running = set(self._ranks) - ended
         return tuple(each for each in held if each.rank in running and each not in self._spoiled)
 
@@ -176,7 +176,9 @@ class Rescue:
         """Make this node's ranks save their parts; return whether the save was committed."""
         own = [rank for rank in self._ranks if rank in order.ranks]
         if own:
-            self._tell(files.RescueWord(files.SAVE, order.attempt, self._save_order(order).to_json()))
+            self._write_command(
+                files.RescueCommand(files.SAVE, order.attempt, self._save_order(order).to_json())
+            )
         while not (allowance.is_spent or self._votes.is_over):
             ended = self._ended()  # before reading the answers, because a rank answers before it ends
             answers = {
@@ -184,17 +186,23 @@ class Rescue:
             }
             failed = {
                 rank
-                for rank, said in answers.items()
-                if (rank in ended if said is None or said.attempt != order.attempt else said.step is None)
+                for rank, answer in answers.items()
+                if (
+                    rank in ended
+                    if answer is None or answer.attempt != order.attempt
+                    else answer.step is None
+                )
             }
             if failed:
-                told = self._context.status.survivors
-                assert told is not None, "it was asked before the order"
-                self._spoiled.update(each for each in told.held if each.rank in failed)
+                reported = self._context.status.survivors
+                assert reported is not None, "it was asked before the order"
+                self._spoiled.update(each for each in reported.held if each.rank in failed)
                 self._given_up = order.attempt
                 return False
             state = self._votes.state_of(order)
-            have_saved = all(said is not None and said.attempt == order.attempt for said in answers.values())
+            have_saved = all(
+                answer is not None and answer.attempt == order.attempt for answer in answers.values()
+            )
             if state == "committed" and (
                 self._votes.hold_newer(order) or (not have_saved and self._have_moved_on(order, allowance))
             ):
@@ -215,7 +223,7 @@ class Rescue:
         reports the boundary before that batch, and may then make another step.
         """
         attempt = order.attempt + 1
-        self._tell(files.RescueWord(files.HOLD, attempt))
+        self._write_command(files.RescueCommand(files.HOLD, attempt))
         return any(state.boundary > order.boundary for state in self._held(attempt, allowance))
 
     def _save_order(self, order: RescueOrder) -> SaveOrder:

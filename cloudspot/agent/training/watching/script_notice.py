@@ -36,7 +36,7 @@ _LAUNCHERS = {
     CLIENT,
 }
 """Programs and modules that start ranks; some pass a signal on, then kill the ranks 30 s later."""
-_LAUNCHER_WORDS = 4
+_LAUNCHER_ARGUMENTS = 4
 """A launcher's name is one of this many first words, as in ``python -u -m torch.distributed.run``."""
 _WORKER = "--multiprocessing-fork"
 """The argument that marks a process spawned by ``multiprocessing``."""
@@ -47,7 +47,7 @@ class Process:
     """A process of the training, as described by the kernel."""
 
     parent: int
-    words: tuple[str, ...]
+    command_line: tuple[str, ...]
     """Its command line."""
     handles: frozenset[int]
     """The numbers of the signals that the process handles."""
@@ -60,16 +60,18 @@ class ScriptNotice:
         self._on_notice = on_notice
         self._handoff = handoff
         self._node = node
-        self._told_path = handoff / "told.json"  # a restarted agent must not notify a process again
-        self._told: set[int] = set((files.read_json(self._told_path) or {"processes": ()})["processes"])
+        self._notified_path = handoff / "notified.json"  # a restarted agent must not notify a process again
+        self._notified: set[int] = set(
+            (files.read_json(self._notified_path) or {"processes": ()})["processes"]
+        )
         self._looked_at = float("-inf")
 
     @property
-    def was_heard(self) -> bool:
+    def reached_script(self) -> bool:
         """Whether the script can have noticed the notice."""
-        return self._on_notice not in SIGNALS or bool(self._told)
+        return self._on_notice not in SIGNALS or bool(self._notified)
 
-    def tell(self, now: float, *, before: Callable[[], None] = lambda: None) -> None:
+    def notify(self, now: float, *, before: Callable[[], None] = lambda: None) -> None:
         """Ask the script to save and leave; call this repeatedly until the script has left.
 
         Every process is notified once, even if it installs its handler late. ``before`` is called immediately
@@ -88,11 +90,11 @@ class ScriptNotice:
             return
         number = signal.Signals[self._on_notice]
         found = receivers(described(processes_of(self._handoff).pids()), number)
-        new = [pid for pid in found if pid not in self._told]
+        new = [pid for pid in found if pid not in self._notified]
         if new:
             before()
-            self._told.update(new)
-            files.write_json(self._told_path, {"processes": sorted(self._told)})
+            self._notified.update(new)
+            files.write_json(self._notified_path, {"processes": sorted(self._notified)})
             for pid in new:
                 signal_process(pid, number)
             _log.info("asked the script to save, by %s to %d process(es)", self._on_notice, len(new))
@@ -112,7 +114,9 @@ def receivers(processes: Mapping[int, Process], number: int) -> tuple[int, ...]:
         for pid, process in processes.items():
             if process.parent != parent:
                 continue
-            if _WORKER in process.words or (above is not None and above.words == process.words):
+            if _WORKER in process.command_line or (
+                above is not None and above.command_line == process.command_line
+            ):
                 continue  # the script itself has spawned or forked it
             if number in process.handles and not _is_launcher(process):
                 yield pid
@@ -129,20 +133,23 @@ def described(pids: Collection[int]) -> dict[int, Process]:
     for pid in pids:
         directory = Path("/proc", str(pid))
         try:
-            words = directory.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+            arguments = directory.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
             status = dict(
                 line.split(":", 1) for line in directory.joinpath("status").read_text().splitlines() if line
             )
             mask = int(status["SigCgt"], 16)
             handles = frozenset(number for number in signal.Signals if mask >> (number - 1) & 1)
-            found[pid] = Process(int(status["PPid"]), tuple(words), handles)
+            found[pid] = Process(int(status["PPid"]), tuple(arguments), handles)
         except (OSError, KeyError, ValueError):  # ended meanwhile
             continue
     return found
 
 
 def _is_launcher(process: Process) -> bool:
-    words = process.words
-    if any(shell in words for shell in OWN_SHELLS) or PurePath(*words[:1]).name in ENGINES:
+    arguments = process.command_line
+    if any(shell in arguments for shell in OWN_SHELLS) or PurePath(*arguments[:1]).name in ENGINES:
         return True
-    return any(word in _LAUNCHERS or PurePath(word).name in _LAUNCHERS for word in words[:_LAUNCHER_WORDS])
+    return any(
+        argument in _LAUNCHERS or PurePath(argument).name in _LAUNCHERS
+        for argument in arguments[:_LAUNCHER_ARGUMENTS]
+    )

@@ -57,7 +57,7 @@ class TrainerEnd:
     """Whether another node's failure caused this end: see ``Failure.is_consequence``."""
     must_regroup: bool = False
     """Whether other nodes are lost or have agreed on another generation."""
-    was_told: bool = False
+    was_notified: bool = False
     """Whether a script without a session was asked to save and leave."""
     is_cut_short: bool = False
     """Whether the script exited 0 in the middle of its loop."""
@@ -114,7 +114,7 @@ class Supervisor:
             )
             if end is not None:
                 self._advise()
-                return replace(end, was_told=self._was_told(end.code))
+                return replace(end, was_notified=self._was_notified(end.code))
             self._context.orders.wait_for_news(POLL_SECONDS)
 
     def _own_end(self, now: float) -> TrainerEnd | None:
@@ -137,7 +137,7 @@ class Supervisor:
             files.write_drain(trainer.handoff, due)
             self._context.status.state = "draining"
         if self._drain is not None:
-            self._tell_script(now)
+            self._notify_script(now)
             is_over = self._drains.is_over(self._drain, now) or self._has_answered(now)
             return TrainerEnd(None, self._drain) if is_over else None
         # Wait for a drain's save, even if another node asked for it.
@@ -158,9 +158,9 @@ class Supervisor:
 
     def _must_let_join(self, now: float) -> bool:
         memory, status = self._context.memory, self._context.status
-        if self._drains.tells_script and self._membership.someone_drains():
+        if self._drains.notifies_script and self._membership.someone_drains():
             return True  # without a session, ranks cannot agree by themselves
-        if not status.has_session and not self._drains.tells_script:
+        if not status.has_session and not self._drains.notifies_script:
             return False  # the script cannot be asked to save, so steps since its last save would be lost
         began_at = memory.training_began_at
         if not status.has_session:
@@ -168,25 +168,25 @@ class Supervisor:
         is_due = join_is_due(now, began_at=memory.generation_began_at, training_began_at=began_at)
         return is_due and self._membership.newcomers_wait()
 
-    def _tell_script(self, now: float) -> None:
+    def _notify_script(self, now: float) -> None:
         """Ask a script without a session to save."""
-        if self._script_notice is not None and self._drains.tells_script:
+        if self._script_notice is not None and self._drains.notifies_script:
             # Ask for a checkpoint only if a process was notified: otherwise, the script's saves are ordinary
             # and count as complete at status 0.
-            self._script_notice.tell(now, before=self._courier.ask_script)
+            self._script_notice.notify(now, before=self._courier.ask_script)
 
-    def _was_told(self, code: int | None) -> bool:
+    def _was_notified(self, code: int | None) -> bool:
         """Return whether a script without a session was asked to leave, so its end is not a failure.
 
         ``code`` is its exit status. If it is 0, the script may have left together with ranks on a node that
         was asked earlier.
         """
-        if self._script_notice is None or self._drain is None or not self._drains.tells_script:
+        if self._script_notice is None or self._drain is None or not self._drains.notifies_script:
             return False
-        if not self._script_notice.was_heard and code != 0:
+        if not self._script_notice.reached_script and code != 0:
             name = self._context.job.spec.checkpoint.on_notice
             _log.warning("the script was not asked to save: none of its processes was seen handling %s", name)
-        return self._script_notice.was_heard
+        return self._script_notice.reached_script
 
     def _has_answered(self, now: float) -> bool:
         """Return whether the requested save is committed and the script has had time to leave."""

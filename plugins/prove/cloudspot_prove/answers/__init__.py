@@ -30,7 +30,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Seen:
     """All data that a run has collected."""
 
-    told: Began
+    began: Began
     ended: Mapping[str, StepEnded]
     exchanges: Sequence[Exchange]
 
@@ -106,7 +106,7 @@ def unanswered(why: str, *evidence: str) -> Answer:
 
 def answer_all(seen: Seen) -> dict[str, tuple[Question, Answer]]:
     """Return the questions about the run's cloud with their answers, by the question's id."""
-    provider = seen.told.provider
+    provider = seen.began.provider
     known: Mapping[str, AnswerOf] = import_module(f"cloudspot_prove.answers.{provider}").ANSWERS
     return {one.id: (one, _answer(one, known.get(one.id), seen)) for one in questions_of(provider)}
 

@@ -19,11 +19,11 @@ CLOUDS: Final = {
     "gcp": "cloudspot_prove.clouds.gcp:Gcp",
     "kubernetes": "cloudspot_prove.clouds.kubernetes:Kubernetes",
 }
-MAX_WORD: Final = 200
+MAX_TEXT: Final = 200
 
 
 @cache
-def words_of(package: str) -> frozenset[str]:
+def public_texts_of(package: str) -> frozenset[str]:
     """Return the texts in a package's source, which are public and reveal nothing about an account.
 
     Examples of an account's names, which messages contain, are not included.
@@ -35,7 +35,7 @@ def words_of(package: str) -> frozenset[str]:
             rules = [one for one in nodes if isinstance(one, ast.Call) and _is_name_rule(one)]
             examples = {id(inner) for one in rules for inner in ast.walk(one)}
             found |= {one.value for one in nodes if isinstance(one, ast.Constant) and id(one) not in examples}
-    return frozenset({one for one in found if isinstance(one, str) and 0 < len(one) <= MAX_WORD})
+    return frozenset({one for one in found if isinstance(one, str) and 0 < len(one) <= MAX_TEXT})
 
 
 def _is_name_rule(call: ast.Call) -> bool:

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, ClassVar, Final
 
-from cloudspot_prove.clouds import Cloud, words_of
+from cloudspot_prove.clouds import Cloud, public_texts_of
 from cloudspot_prove.masking import Allowed
 from cloudspot_prove.recording import Exchange
 
@@ -75,7 +75,7 @@ class Aliyun(Cloud):
 
     def allowed(self) -> Allowed:
         """Return the names that the SDK and the plugin know; see Cloud."""
-        return Allowed(names=_words, values=VALUES, words=_words)
+        return Allowed(names=_public_texts, values=VALUES, texts=_public_texts)
 
     def repeat(self, exchange: Exchange) -> None:
         """Call the action; see Cloud."""
@@ -96,7 +96,7 @@ class Aliyun(Cloud):
 
 
 @cache
-def _words(_service: str) -> frozenset[str]:
+def _public_texts(_service: str) -> frozenset[str]:
     """Return the texts in the plugin's source, and the names of the SDK's parameters.
 
     The SDK does not define the fields of answers, so the names of fields that the plugin does not read are
@@ -107,4 +107,4 @@ def _words(_service: str) -> frozenset[str]:
         if not path.name.endswith(".py"):
             continue
         listed |= set(re.findall(r"'([A-Z][A-Za-z]+)'", path.read_text(encoding="utf-8")))
-    return words_of("cloudspot_aliyun") | words_of("cloudspot.plugin") | frozenset(listed)
+    return public_texts_of("cloudspot_aliyun") | public_texts_of("cloudspot.plugin") | frozenset(listed)

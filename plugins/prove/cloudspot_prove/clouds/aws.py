@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from functools import cache, cached_property
 from typing import Any, ClassVar, Final
 
-from cloudspot_prove.clouds import Cloud, words_of
+from cloudspot_prove.clouds import Cloud, public_texts_of
 from cloudspot_prove.masking import Allowed
 from cloudspot_prove.recording import Exchange
 
@@ -99,7 +99,7 @@ class Aws(Cloud):
 
     def allowed(self) -> Allowed:
         """Return the names in botocore's models; see Cloud."""
-        return Allowed(names=_names, values=VALUES, words=_words)
+        return Allowed(names=_names, values=VALUES, texts=_public_texts)
 
     def repeat(self, exchange: Exchange) -> None:
         """Call the operation; see Cloud."""
@@ -133,7 +133,7 @@ def _names(service: str) -> frozenset[str]:
 
 
 @cache
-def _words(service: str) -> frozenset[str]:
+def _public_texts(service: str) -> frozenset[str]:
     """Return the texts in the plugin's source and the model's lists, and the names of regions and zones."""
     import boto3.session
 
@@ -145,5 +145,5 @@ def _words(service: str) -> frozenset[str]:
     ]
     zones = {f"{region}{letter}" for region in regions for letter in "abcdef"}
     listed = {one for shape in _model(service) for one in shape.get("enum", ())}
-    ours = words_of("cloudspot_aws") | words_of("cloudspot.plugin")
+    ours = public_texts_of("cloudspot_aws") | public_texts_of("cloudspot.plugin")
     return frozenset({*ours, *listed, *regions, *zones})

@@ -6,7 +6,7 @@ import uuid
 from functools import cache, cached_property
 from typing import Any, ClassVar, Final
 
-from cloudspot_prove.clouds import Cloud, words_of
+from cloudspot_prove.clouds import Cloud, public_texts_of
 from cloudspot_prove.masking import Allowed
 from cloudspot_prove.recording import Exchange
 
@@ -133,7 +133,7 @@ class Gcp(Cloud):
 
     def allowed(self) -> Allowed:
         """Return the names in the client's types; see Cloud."""
-        return Allowed(names=_names, values=VALUES, words=_words, segments=SEGMENTS, named_by=NAMED_BY)
+        return Allowed(names=_names, values=VALUES, texts=_public_texts, segments=SEGMENTS, named_by=NAMED_BY)
 
     def repeat(self, exchange: Exchange) -> None:
         """Send the method and the path again; see Cloud."""
@@ -163,9 +163,9 @@ def _names(_service: str) -> frozenset[str]:
     return _compute()[0] | OTHER_NAMES
 
 
-def _words(_service: str) -> frozenset[str]:
+def _public_texts(_service: str) -> frozenset[str]:
     """Return the texts in the plugin's source, and the enumerated values of the client's types."""
-    return words_of("cloudspot_gcp") | words_of("cloudspot.plugin") | _compute()[1]
+    return public_texts_of("cloudspot_gcp") | public_texts_of("cloudspot.plugin") | _compute()[1]
 
 
 OTHER_NAMES: Final = frozenset(

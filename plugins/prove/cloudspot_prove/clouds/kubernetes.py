@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from typing import Any, ClassVar, Final
 
 from cloudspot.errors import CloudspotError
-from cloudspot_prove.clouds import Cloud, words_of
+from cloudspot_prove.clouds import Cloud, public_texts_of
 from cloudspot_prove.masking import Allowed
 from cloudspot_prove.recording import Exchange
 
@@ -57,7 +57,7 @@ class Kubernetes(Cloud):
 
     def allowed(self) -> Allowed:
         """Return the names in the client's models; see Cloud."""
-        return Allowed(names=_names, values=VALUES, words=_words, segments=SEGMENTS)
+        return Allowed(names=_names, values=VALUES, texts=_public_texts, segments=SEGMENTS)
 
     def repeat(self, exchange: Exchange) -> None:
         """Send the method and the path again; see Cloud."""
@@ -84,5 +84,5 @@ def _names(_service: str) -> frozenset[str]:
 
 
 @cache
-def _words(_service: str) -> frozenset[str]:
-    return words_of("cloudspot_kubernetes") | words_of("cloudspot.plugin")
+def _public_texts(_service: str) -> frozenset[str]:
+    return public_texts_of("cloudspot_kubernetes") | public_texts_of("cloudspot.plugin")

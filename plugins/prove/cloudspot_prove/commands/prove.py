@@ -141,13 +141,13 @@ def _agree(record: RunRecord, *, yes: bool) -> None:
 
     if not may_buy(record) or any(one for one in record.jobs()):
         return
-    bench, told = Bench(record), record.began
+    bench, began = Bench(record), record.began
     currency = record.ended["price"].facts["currency"]
-    rows = [(step, bench.needed(number)) for step in told.steps if (number := num_machines_of(step))]
+    rows = [(step, bench.needed(number)) for step in began.steps if (number := num_machines_of(step))]
     output.echo_table(
         ("STEP", "COSTS AT THE MOST"), [(step, money_text(most, currency)) for step, most in rows]
     )
-    whole = money_text(min(told.max_cost, sum(most for _, most in rows)), currency)
+    whole = money_text(min(began.max_cost, sum(most for _, most in rows)), currency)
     output.confirm(
         f"Continue? All steps together cost at most {whole}, and most likely a quarter of that.",
         action="buy machines",

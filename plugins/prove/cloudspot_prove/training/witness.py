@@ -29,7 +29,7 @@ OUR_TAGS = ("MASTER_ADDR", "NUM_NODES", "cloudspot-job", "cloudspot-launch")
 
 def watch(cloud: str) -> None:
     """Print the facts about this machine, and any changes to them, until the process ends."""
-    told: dict[str, Any] = {}
+    printed: dict[str, Any] = {}
     look = LOOKS.get(cloud, dict)
     while True:
         try:
@@ -37,8 +37,8 @@ def watch(cloud: str) -> None:
         except (OSError, ValueError):
             facts = {}
         for name, value in facts.items():
-            if told.get(name) != value:
-                told[name] = value
+            if printed.get(name) != value:
+                printed[name] = value
                 line = {"rank": int(os.environ.get("RANK", "0")), "fact": name, "value": value}
                 print(PREFIX + json.dumps(line), flush=True)
         time.sleep(EVERY_SECONDS)
@@ -76,10 +76,10 @@ def read_aws() -> dict[str, Any]:
     }
     notice = get("spot/instance-action")
     if notice is not None:
-        said = json.loads(notice)
-        facts["notice"] = said.get("action")
-        facts["notice-has-time"] = "time" in said
-        facts["notice-seconds"] = seconds_until(said.get("time"))
+        document = json.loads(notice)
+        facts["notice"] = document.get("action")
+        facts["notice-has-time"] = "time" in document
+        facts["notice-seconds"] = seconds_until(document.get("time"))
     return once(facts, "notice-seconds")
 
 

@@ -62,4 +62,4 @@ def report(ctx: click.Context, job_id: str | None, is_index: bool, path: Path, s
         raise CloudspotError(f"--output: cannot write {path}: {error.strerror}") from error
     output.echo(f"written: {path}, {size_text(len(data))}")
     if job_id is None:
-        story.stored.tell_faults(ctx)
+        story.stored.report_faults(ctx)

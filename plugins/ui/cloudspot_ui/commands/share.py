@@ -52,9 +52,9 @@ def share(job_id: str, seconds: float, is_live: bool, store_url: str | None, as_
     if not 1 <= seconds <= MOST_SECONDS:
         raise SpecError(f"--for must be 1s to 7d, the most for which clouds sign links: got {seconds:g} s")
     job = open_job(store_url, job_id)
-    word = secrets.token_hex(16)  # never used before, so that links that were ended do not work again
+    token = secrets.token_hex(16)  # never used before, so that links that were ended do not work again
     request = LinkRequest(
-        key=keys.shared_page(job.id, word),
+        key=keys.shared_page(job.id, token),
         seconds=seconds,
         media_type=_MEDIA_TYPE,
     )
@@ -69,7 +69,7 @@ def share(job_id: str, seconds: float, is_live: bool, store_url: str | None, as_
     store.put(request.key, job_page(story, is_live=is_live).encode(errors="replace"))
     link = job.store.link(request)
     if is_live:
-        asked = LiveShares({**LiveShares.read(store, job.id).ends, word: link.ends_at})
+        asked = LiveShares({**LiveShares.read(store, job.id).ends, token: link.ends_at})
         store.put(keys.task(job.id, SharedPage.name), asked.to_bytes())
     if as_json:
         value = {"url": link.url, "ends": link.ends_at.isoformat(), "note": link.note, "is_live": is_live}

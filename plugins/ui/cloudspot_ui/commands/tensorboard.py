@@ -51,8 +51,8 @@ def tensorboard(job_ids: Sequence[str], port: int, store_url: str | None) -> Non
     with tempfile.TemporaryDirectory(prefix="cloudspot-tensorboard-") as directory:
         copies = EventCopies(store, Path(directory))
         copies.update(named)
-        words = (sys.executable, "-m", "tensorboard.main", "--logdir", directory, "--port", str(port))
-        viewer = subprocess.Popen(words)
+        command = (sys.executable, "-m", "tensorboard.main", "--logdir", directory, "--port", str(port))
+        viewer = subprocess.Popen(command)
         try:
             while viewer.poll() is None:
                 try:

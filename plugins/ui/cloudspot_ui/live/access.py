@@ -75,8 +75,8 @@ class Access:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         if host not in self._hosts:
-            said = f"the Host {host!r} is not this site's; open it at 127.0.0.1"
-            return PlainTextResponse(said, status_code=421)
+            message = f"the Host {host!r} is not this site's; open it at 127.0.0.1"
+            return PlainTextResponse(message, status_code=421)
         is_change = scope["method"] not in {"GET", "HEAD"}
         if (origin is None and is_change) or (origin is not None and origin != f"http://{host}"):
             return PlainTextResponse("the request does not come from a page of this site", status_code=403)
@@ -87,8 +87,8 @@ class Access:
             answer = RedirectResponse("/", status_code=303)
             answer.set_cookie(self._cookie_name, self._cookie, httponly=True, samesite="strict", path="/")
             return answer
-        said = "the request has no valid token: open the URL that `cloudspot ui` has printed"
-        return PlainTextResponse(said, status_code=403)
+        message = "the request has no valid token: open the URL that `cloudspot ui` has printed"
+        return PlainTextResponse(message, status_code=403)
 
     def _cookie_of(self, header: str) -> str:
         cookies: SimpleCookie = SimpleCookie()

@@ -30,7 +30,7 @@ from cloudspot.train import handoff as files
 
 def plan(work, *, python="python3", args=(), command=None):
     return TrainerPlan(
-        python=python, words=command or (python, "-u", "train.py", *args), has_torchrun=command is None, num_nodes=1, node_rank=0, procs_per_node=1,
+        python=python, program=command or (python, "-u", "train.py", *args), has_torchrun=command is None, num_nodes=1, node_rank=0, procs_per_node=1,
         endpoint="127.0.0.1:1", rendezvous_id="x", work=work, log=work / "train.log",
         environment=dict(os.environ),
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_a_command_is_started_once_and_its_own_status_told(tmp_path, wait_until)
     handoff = tmp_path / "handoff"
     handoff.mkdir()
     made = plan(tmp_path, command=["sh", "-c", 'echo "$0" "$1"; exit 3', "$HOME", "${local_rank}"])
-    assert made.command() == tuple(made.words)
+    assert made.command() == tuple(made.program)
     trainer = Trainer.start(made, handoff, here(tmp_path))
     wait_until(lambda: trainer.poll() is not None)
     trainer.kill()  # its shell may not have ended yet

@@ -388,7 +388,7 @@ def test_a_real_engine_pulls_with_the_log_in_and_not_without(node, image, tmp_pa
 def test_podman_finds_the_log_in_for_dockers_own_registry_under_dockers_name(node, image):
     container = Container(node, "python3", f"it@{DIGEST}")
     container._engine = "podman"
-    with container._pull_words("registry-1.docker.io", login("hush")) as words:
+    with container._pull_command("registry-1.docker.io", login("hush")) as words:
         found = subprocess.run(
             ["podman", "login", "--get-login", *words[2:], "docker.io"],
             capture_output=True,

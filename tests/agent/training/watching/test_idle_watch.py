@@ -107,7 +107,7 @@ def test_without_gpus_the_time_of_the_trainings_own_processes_counts(train, nvid
 @pytest.mark.full
 def test_each_training_process_may_take_a_little(train, nvidia_smi):
     """What a session's threads take at rest, eight times, must not look like work."""
-    handoff = train("while :; do sleep 0.005; done")
+    handoff = train("while :; do sleep 0.001; done")
     assert measure(Meter(1), handoff) is None
     assert measure(Meter(100), handoff).startswith("CPUs at ")
 

@@ -31,7 +31,7 @@ def tree(*lines):
         handles = frozenset({TERM} if words.startswith("+") else ())
         found[int(pid)] = Process(int(parent), tuple(words.lstrip("+").split("\0")), handles)
     return {
-        pid: Process(one.parent, tuple(w for word in one.words for w in ([word] if word in OWN_SHELLS else word.split())), one.handles)
+        pid: Process(one.parent, tuple(w for word in one.command_line for w in ([word] if word in OWN_SHELLS else word.split())), one.handles)
         for pid, one in found.items()
     }  # fmt: skip
 
@@ -112,14 +112,14 @@ def test_a_real_process_is_told_once_below_a_real_launcher(bench, started, tmp_p
     launcher = started(sys.executable, "-c", code)
     assert launcher.stdout.readline() == "ready\n"
     notice = ScriptNotice("SIGTERM", tmp_path, bench.node())
-    assert not notice.was_heard
+    assert not notice.reached_script
     for now in (0.0, 0.1, 10.0):
-        notice.tell(now)
-    assert notice.was_heard
+        notice.notify(now)
+    assert notice.reached_script
     assert launcher.stdout.readline() == "told\n"
     again = ScriptNotice("SIGTERM", tmp_path, bench.node())  # of the next agent
-    again.tell(20.0)
-    assert (again.was_heard, launcher.poll()) == (True, None)
+    again.notify(20.0)
+    assert (again.reached_script, launcher.poll()) == (True, None)
     processes_of(tmp_path).kill()
     assert launcher.stdout.read() == ""
 
@@ -132,12 +132,12 @@ def test_a_script_that_comes_to_its_handler_late_is_told_then_and_not_killed(ben
         f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n{HANDLES}",
     )
     notice = ScriptNotice("SIGTERM", tmp_path, bench.node())
-    notice.tell(0.0)
-    assert (notice.was_heard, script.poll()) == (False, None)
+    notice.notify(0.0)
+    assert (notice.reached_script, script.poll()) == (False, None)
     go.touch()
     assert script.stdout.readline() == "ready\n"
-    notice.tell(1.0)
-    assert notice.was_heard
+    notice.notify(1.0)
+    assert notice.reached_script
     assert script.stdout.readline() == "told\n"
 
 
@@ -145,15 +145,15 @@ def test_the_signals_that_a_process_handles_are_the_kernels_word(started, tmp_pa
     script = started(sys.executable, "-c", HANDLES.replace("SIGTERM", "SIGUSR1"))
     script.stdout.readline()
     (found,) = described(processes_of(tmp_path).pids()).values()
-    assert found.words[0] == sys.executable
+    assert found.command_line[0] == sys.executable
     assert (signal.SIGUSR1 in found.handles, TERM in found.handles) == (True, False)
 
 
 def test_a_file_is_there_until_the_next_start(bench, tmp_path):
     node = bench.node()
     notice = ScriptNotice("run/stop", tmp_path, node)
-    notice.tell(0.0)
-    assert notice.was_heard
+    notice.notify(0.0)
+    assert notice.reached_script
     assert (node.work / "run" / "stop").read_text() == "save and leave\n"
     withdraw("run/stop", node)
     assert list(Path(node.work, "run").iterdir()) == []
