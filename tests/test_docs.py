@@ -133,7 +133,7 @@ def test_a_region_that_nothing_fills_is_refused(generate):
 
 
 FIGURES = (
-    "agent.ending.final_delivery:LAST_WORD_SECONDS",
+    "agent.ending.final_delivery:EXIT_RECORD_SECONDS",
     "agent.ending.final_delivery:UPLOAD_SECONDS",
     "agent.main:START_SECONDS",
     "agent.membership.peers:SUSPECT_SECONDS",
