@@ -19,7 +19,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import getsource
@@ -247,13 +247,30 @@ def constant_docs(kind: type) -> list[str]:
 def broken_on_purpose() -> str:
     """Return a table of the parts of plugins that tests break, and of the kits' tests that fail then."""
     sys.path.insert(0, str(ROOT / "tests"))
-    rows = []
-    for name in ("machines", "purchases", "offers", "notices", "providers", "stores"):
-        for kind in vars(import_module(f"support.worlds.broken_{name}")).values():
-            if isinstance(kind, type) and "broken" in vars(kind):
-                tests = ", ".join(f"`{promise}`" for promise in vars(kind)["broken"]).replace("|", r"\|")
-                rows.append(f"| {kind.__doc__} | {tests} |")
+    rows = [
+        f"| {kind.__doc__} | {_with_counts(vars(kind)['broken'])} |"
+        for name in ("machines", "purchases", "offers", "notices", "providers", "stores")
+        for kind in vars(import_module(f"support.worlds.broken_{name}")).values()
+        if isinstance(kind, type) and "broken" in vars(kind)
+    ]
     return "\n".join(("", "| what is wrong | tests that fail (`test_...`) |", "|---|---|", *rows, "", ""))
+
+
+_SHOWN = 3
+"""How many tests a row names; the classes themselves have all of them."""
+
+
+def _with_counts(promises: Iterable[str]) -> str:
+    """Return the first tests; one of which several cases fail is named once, with their number."""
+    cases: dict[str, list[str]] = {}
+    for promise in promises:
+        cases.setdefault(promise.partition("[")[0], []).append(promise)
+    names = [
+        f"`{found[0]}`".replace("|", r"\|") if len(found) == 1 else f"`{name}` ({len(found)})"
+        for name, found in cases.items()
+    ]
+    more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return ", ".join([*names[:_SHOWN], *more])
 
 
 # --- what plugins build on ----------------------------------------------------------------------
@@ -328,15 +345,19 @@ def _is_public(name: str) -> bool:
 
 def time_limits() -> str:
     """Return how long each call of a plugin may take, as a table."""
-    rows = []
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for interface, calls in CALLS.items():
         for name, rule in calls.items():
             limit = "no limit" if rule.seconds == float("inf") else in_words(rule.seconds)
             if rule.seconds_per_mib:
                 limit += f", and {in_words(rule.seconds_per_mib)} for each MiB"
             unknown = "unknown: it is called again" if rule.is_unknown else ""
-            rows.append(f"| `{interface}.{name}` | {limit} | {unknown} |")
-    head = ("", "| call | may take | what a fault leaves behind |", "|---|---|---|")
+            alike.setdefault((interface, limit, unknown), []).append(f"`{name}`")
+    rows = [
+        f"| `{interface}` | {', '.join(names)} | {limit} | {unknown} |"
+        for (interface, limit, unknown), names in alike.items()
+    ]
+    head = ("", "| interface | calls | may take | what a fault leaves behind |", "|---|---|---|---|")
     return "\n".join((*head, *rows, "", ""))
 
 
@@ -411,7 +432,9 @@ def _explain(option: click.Option) -> str:
     if option.show_envvar and option.envvar:
         text += f"; or the variable `{option.envvar}`"
     if option.show_default and option.default is not None:
-        text += f"; default `{option.default}`"
+        # Click's help, too, shows the values of a repeatable option and not the tuple.
+        shown = ", ".join(option.default) if isinstance(option.default, tuple) else option.default
+        text += f"; default `{shown}`"
     return f"{text}."
 
 

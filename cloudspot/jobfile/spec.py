@@ -184,14 +184,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     entrypoint: Inside | None = None
     """The training script, inside ``run.workdir``. A job file has either this field or ``run.command``."""
     command: Annotated[tuple[Argument, ...], msgspec.Meta(extra_json_schema={"minItems": 1})] | None = None
-    """The training command, as a list: ``["swift", "sft", "--model", "..."]``,
-    ``["accelerate", "launch", "train.py"]``, ``["python", "-m", "my.module"]``. It runs without a shell; if a
-    command needs a shell, name it: ``["bash", "-c", "..."]``."""
+    """The training command, as a list: ``["accelerate", "launch", "train.py"]``. It runs without a shell; if
+    a command needs a shell, name it: ``["bash", "-c", "..."]``."""
     launcher: Literal["torchrun", "none"] | None = None
-    """``"torchrun"`` starts ``procs_per_node`` processes on each node, with ``RANK``, ``WORLD_SIZE`` and the
-    other variables of torchrun. ``"none"`` starts one process on each node, which may start others, with
-    ``NODES``, ``NODE_RANK``, ``MASTER_ADDR``, ``MASTER_PORT`` and ``WORLD_SIZE``. The default is
-    ``"torchrun"`` for an entrypoint and ``"none"`` for a command."""
+    """``"torchrun"`` starts ``procs_per_node`` processes on each node; ``"none"`` starts one, which may start
+    others. The default is ``"torchrun"`` for an entrypoint and ``"none"`` for a command."""
     args: tuple[Argument, ...] = ()
     """Arguments of the script, or additional arguments of the command. They are passed exactly as written:
     without a shell, and without expanding torchrun's macros such as ``${local_rank}``."""
@@ -315,10 +312,10 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stands for everything that the script writes there. The number at the end of a name, ignoring suffixes
     such as ``.pt`` or ``_steps``, is its step, unless that number ends a date such as
     ``2026-11-20_15-30-53``. Each directory is a checkpoint; files with the same step form one checkpoint, and
-    files without a step belong to every checkpoint. A small file or a link beside a checkpoint that contains
-    only the checkpoint's name, path or step, such as ``latest``, belongs to it. A link in a directory is
-    saved as the file that it points to, if that file is in the same directory. Without this field, the script
-    uses a session; see [which states count as complete](frameworks.md#complete-checkpoints)."""
+    files without a step belong to every checkpoint. A link in a directory is saved as the file that it points
+    to, if that file is in the same directory. Without this field, the script uses a session. See [which
+    states count as complete, and which files beside them belong to
+    them](frameworks.md#complete-checkpoints)."""
     exclude: tuple[Inside, ...] = ()
     """Patterns of names, or of paths inside ``run.workdir``, that are not part of a checkpoint, such as
     ``["cache", "*.tmp"]``; an excluded directory is excluded with its content. ``__pycache__``, ``.git``,
@@ -337,9 +334,8 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     missing, the checkpoint is not complete."""
     incomplete_file: Inside | None = None
     """A file that exists while the checkpoint is not complete. Once this file is gone, and nothing has
-    changed for 2 s while the script was running, the checkpoint is complete. If neither this field nor
-    ``complete_file`` is given, the default is ``"checkpoint-is-incomplete.txt"``, the file that the Hugging
-    Face Trainer uses."""
+    changed for 2 s while the script was running, the checkpoint is complete. Without ``complete_file``, the
+    default is ``"checkpoint-is-incomplete.txt"``, the file that the Hugging Face Trainer uses."""
     on_notice: _OnNotice | None = None
     """How a script without a session is asked to save and exit before its machine ends or the job stops:
     ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that then appears. Until a save
