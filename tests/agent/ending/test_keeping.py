@@ -45,6 +45,8 @@ def run(bench):
     for life, thread in threads:
         life.context.orders.give(superseded="the test is over")
         thread.join(30)
+        for command in life.remote._running:  # it ends once it has read that the person is gone
+            command._thread.join(30)
 
 
 @pytest.fixture
