@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -93,9 +94,9 @@ def check(ctx: click.Context, name: str, tests: Path, kits: tuple[str, ...], jso
     output.echo_table(("KIT", "CLASS", "PASSED", "DEVIATIONS", "SKIPPED", "FAILED", "NOT RUN"), rows)
     for title, field in (("deviates", "deviations"), ("skipped", "skipped"), ("FAILED", "failures")):
         for kit_run in report["kits"]:
-            for promise, reason in kit_run[field].items():
-                style = "red" if field == "failures" else None
-                output.echo(output.Styled(title, style), f": {kit_run['kit']}, {promise}: {reason}")
+            _echo_promises(
+                output.Styled(title, "red" if field == "failures" else None), kit_run["kit"], kit_run[field]
+            )
     for kit_run in report["kits"]:
         for promise in kit_run["not_run"]:
             output.echo(
@@ -107,3 +108,17 @@ def check(ctx: click.Context, name: str, tests: Path, kits: tuple[str, ...], jso
         output.echo(f"not tested: {kit}")
     if not report["ok"]:
         ctx.exit(exit_codes.FAILED)
+
+
+def _echo_promises(title: output.Styled, kit: str, reasons: Mapping[str, str]) -> None:
+    """Print a kit's promises, each with its reason; a reason that several share is printed once."""
+    promises_of: dict[str, list[str]] = {}
+    for promise, reason in reasons.items():
+        promises_of.setdefault(reason, []).append(promise)
+    for reason, promises in promises_of.items():
+        if len(promises) == 1:
+            output.echo(title, f": {kit}, {promises[0]}: {reason}")
+        else:
+            output.echo(title, f": {kit}, {len(promises)} promises: {reason}")
+            for promise in promises:
+                output.echo(f"    {promise}")
