@@ -554,7 +554,9 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     """The finding, in one line."""
     remedy: str = ""
-    """What to do if the check fails, in one line: a command, a permission to grant, a setting."""
+    """What to do, in one line: a command, a permission to grant, a setting. If the check succeeds, this is
+    advice, such as how to avoid a cost.
+    """
     is_known: bool = True
     """Whether the check could be made. If not, ``detail`` states why, and ``ok`` is true."""
 

@@ -303,10 +303,11 @@ class Bucket(ABC):
 
         return retry(attempt, sleep=self.sleep, kind=Passing)
 
-    def check_setting(self, name: str, ask: Callable[[Any], str]) -> CheckResult:
-        """Return a line for ``check_settings``: the result of ``ask``, or why it is unknown."""
+    def check_setting(self, name: str, ask: Callable[[Any], tuple[str, str]]) -> CheckResult:
+        """Return a line for ``check_settings``: the finding and advice of ``ask``, or why it is unknown."""
         try:
-            return CheckResult(name=name, ok=True, detail=self.ask("list", "", ask))
+            detail, advice = self.ask("list", "", ask)
+            return CheckResult(name=name, ok=True, detail=detail, remedy=advice)
         except AuthError:
             return CheckResult(name=name, ok=True, is_known=False, detail="the permission to ask is missing")
         except CloudspotError as error:

@@ -376,12 +376,15 @@ def test_check_has_a_line_for_the_bucket_and_one_for_each_setting(bucket, store)
         raise Refused("strange")
 
     assert [
-        (one.ok, one.detail)
+        (one.ok, one.detail, one.remedy)
         for one in (
-            bucket.check_setting("x", lambda client: "off"),
+            bucket.check_setting("x", lambda client: ("on, and billed", "turn it off")),
             bucket.check_setting("x", refuse),
         )
-    ] == [(True, "off"), (False, f"{bucket.url}: cannot list: the dictionary says: strange")]
+    ] == [
+        (True, "on, and billed", "turn it off"),
+        (False, f"{bucket.url}: cannot list: the dictionary says: strange", ""),
+    ]
 
 
 class TakesManyBucket(DictBucket):

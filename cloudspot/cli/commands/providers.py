@@ -41,7 +41,9 @@ def list_(as_json: bool) -> None:
 def _mark(result: CheckResult) -> output.Styled:
     if not result.is_known:
         return output.Styled("unknown", "yellow")
-    return output.Styled("ok     ", "green") if result.ok else output.Styled("FAILED ", "red")
+    if not result.ok:
+        return output.Styled("FAILED ", "red")
+    return output.Styled("advice ", "yellow") if result.remedy else output.Styled("ok     ", "green")
 
 
 def _list(*, as_json: bool) -> None:
@@ -66,7 +68,8 @@ def _list(*, as_json: bool) -> None:
 def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str | None, as_json: bool) -> None:
     """Check that a job can run on provider NAME: credentials, permissions, network and, if known, the store.
 
-    Prints a line for each check, with a remedy if the check fails. Exits with 1 if a check fails.
+    Prints a line for each check, with a remedy if the check fails, or with advice. Exits with 1 if a check
+    fails.
     """
     spec = None if job_file is None else load_job(job_file)
     resources = None if spec is None else spec.resources.to_model()
@@ -75,10 +78,7 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
     results = check_all(open_configured(name, spec), url or None, resources)
     is_ready = all(result.ok for result in results)
     if as_json:
-        lines = [
-            {**msgspec.structs.asdict(result), "remedy": None if result.ok else result.remedy or None}
-            for result in results
-        ]
+        lines = [{**msgspec.structs.asdict(result), "remedy": result.remedy or None} for result in results]
         output.echo_json({"provider": name, "ok": is_ready, "checks": lines})
     else:
         echo_results(results)
@@ -98,6 +98,6 @@ def check_all(provider: Provider, store_url: str | None, resources: Resources | 
 def echo_results(results: Sequence[CheckResult]) -> None:
     """Print a line for each result."""
     for result in results:
-        texts = [result.detail, "" if result.ok else result.remedy]
+        texts = [result.detail, result.remedy]
         detail = "; ".join(text for text in texts if text)
         output.echo(_mark(result), f" {result.name}" + (f": {detail}" if detail else ""))

@@ -315,12 +315,12 @@ def _right_region(error: Exception) -> str | None:
     return match[1] if match else None
 
 
-def _versioning(client: Any) -> str:
+def _versioning(client: Any) -> tuple[str, str]:
     client.get_bucket_info()
-    return "off"  # If versioning were on, the bucket would have been refused.
+    return "off", ""  # If versioning were on, the bucket would have been refused.
 
 
-def _lifecycle(client: Any) -> str:
+def _lifecycle(client: Any) -> tuple[str, str]:
     try:
         rules = client.get_bucket_lifecycle().rules
     except ERRORS.raised as error:
@@ -328,10 +328,10 @@ def _lifecycle(client: Any) -> str:
             raise
         rules = []
     if any(rule.abort_multipart_upload is not None and rule.status == "Enabled" for rule in rules):
-        return "unfinished uploads are removed"
+        return "unfinished uploads are removed", ""
     return (
-        "parts of an upload that a dying machine leaves behind stay and are billed; "
-        "add a rule with AbortMultipartUpload"
+        "parts of an upload that a dying machine leaves behind stay and are billed",
+        "add a rule with AbortMultipartUpload",
     )
 
 

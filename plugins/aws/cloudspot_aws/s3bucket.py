@@ -234,15 +234,15 @@ class S3Bucket(Bucket):
             self.check_setting("bucket lifecycle", self._lifecycle),
         )
 
-    def _versioning(self, client: Any) -> str:
+    def _versioning(self, client: Any) -> tuple[str, str]:
         if client.get_bucket_versioning(Bucket=self.name).get("Status", "Off") != "Enabled":
-            return "off"
+            return "off", ""
         return (
-            "on: objects that cloudspot deletes stay as old versions and are billed; "
-            "add a lifecycle rule that expires noncurrent versions"
+            "on: objects that cloudspot deletes stay as old versions and are billed",
+            "add a lifecycle rule that expires noncurrent versions",
         )
 
-    def _lifecycle(self, client: Any) -> str:
+    def _lifecycle(self, client: Any) -> tuple[str, str]:
         try:
             rules = client.get_bucket_lifecycle_configuration(Bucket=self.name).get("Rules", [])
         except client.exceptions.ClientError as error:
@@ -250,10 +250,10 @@ class S3Bucket(Bucket):
                 raise
             rules = []
         if any("AbortIncompleteMultipartUpload" in rule and rule["Status"] == "Enabled" for rule in rules):
-            return "unfinished uploads are removed"
+            return "unfinished uploads are removed", ""
         return (
-            "parts of an upload that a dying machine leaves behind stay and are billed; "
-            "add a rule with AbortIncompleteMultipartUpload"
+            "parts of an upload that a dying machine leaves behind stay and are billed",
+            "add a rule with AbortIncompleteMultipartUpload",
         )
 
     def _client_in(self, region: str) -> Any:

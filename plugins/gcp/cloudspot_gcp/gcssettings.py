@@ -15,41 +15,45 @@ def check_settings(handle: Any, prefix: str) -> Sequence[CheckResult]:
     """Return the results for a bucket; ``handle`` is the SDK's bucket, with its settings loaded."""
     return (
         CheckResult(name="bucket location", ok=True, detail=str(handle.location)),
-        CheckResult(name="bucket versioning", ok=True, detail=_versioning(handle)),
-        CheckResult(name="bucket soft delete", ok=True, detail=_soft_delete(handle)),
+        _finding("bucket versioning", *_versioning(handle)),
+        _finding("bucket soft delete", *_soft_delete(handle)),
         _check_retention(handle),
         _check_lifecycle(handle, prefix),
-        CheckResult(name="bucket storage class", ok=True, detail=_storage_class(handle)),
+        _finding("bucket storage class", *_storage_class(handle)),
     )
 
 
-def _versioning(handle: Any) -> str:
+def _finding(name: str, detail: str, advice: str) -> CheckResult:
+    return CheckResult(name=name, ok=True, detail=detail, remedy=advice)
+
+
+def _versioning(handle: Any) -> tuple[str, str]:
     if not handle.versioning_enabled:
-        return "off"
+        return "off", ""
     return (
-        "on: deleted and replaced objects stay as old versions and are billed; add a lifecycle rule "
-        "that deletes noncurrent versions"
+        "on: deleted and replaced objects stay as old versions and are billed",
+        "add a lifecycle rule that deletes noncurrent versions",
     )
 
 
-def _soft_delete(handle: Any) -> str:
+def _soft_delete(handle: Any) -> tuple[str, str]:
     policy = handle.soft_delete_policy
     seconds = int(policy.retention_duration_seconds or 0) if policy is not None else 0
     if seconds == 0:
-        return "off"
+        return "off", ""
     return (
-        f"on: deleted and replaced objects are billed for {seconds / 86400:g} more days; turn it off "
-        f"(gcloud storage buckets update gs://{handle.name} --clear-soft-delete)"
+        f"on: deleted and replaced objects are billed for {seconds / 86400:g} more days",
+        f"turn it off (gcloud storage buckets update gs://{handle.name} --clear-soft-delete)",
     )
 
 
-def _storage_class(handle: Any) -> str:
+def _storage_class(handle: Any) -> tuple[str, str]:
     name = str(handle.storage_class or "STANDARD")
     if name == "STANDARD":
-        return name
+        return name, ""
     return (
-        f"{name}: each object is billed for a minimum time, and cloudspot deletes many sooner; STANDARD "
-        "has no minimum"
+        f"{name}: each object is billed for a minimum time, and cloudspot deletes many sooner",
+        "use STANDARD, which has no minimum",
     )
 
 

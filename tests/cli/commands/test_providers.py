@@ -46,6 +46,17 @@ def test_what_could_not_be_tried_is_not_called_ok(jobs, monkeypatch):
     assert jobs.run_json("providers", "check", "local")["checks"][0]["is_known"] is False
 
 
+def test_advice_of_a_check_that_succeeds_is_not_called_ok(jobs, monkeypatch):
+    advised = CheckResult(name="bucket lifecycle", ok=True, detail="parts stay", remedy="add a rule")
+    found = CheckResults(results=(advised,))
+    monkeypatch.setattr("cloudspot.local.provider.LocalProvider.check", lambda *_: found)
+    assert jobs.run("providers", "check", "local").stdout.splitlines() == [
+        "advice  bucket lifecycle: parts stay; add a rule"
+    ]
+    value = jobs.run_json("providers", "check", "local")
+    assert (value["ok"], value["checks"][0]["remedy"]) == (True, "add a rule")
+
+
 def test_a_check_that_fails_ends_with_1(jobs, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     value = jobs.run_json("providers", "check", "local", status=1)

@@ -162,7 +162,7 @@ def test_check_tells_the_bucket_its_versions_and_what_stays_and_is_billed(oss, b
     found = {each.name: each for each in plaincalls.check(quick(bucket))}
     assert [each.ok for each in found.values()] == [True, True, True]
     assert found["bucket versioning"].detail == "off"
-    assert "add a rule with AbortMultipartUpload" in found["bucket lifecycle"].detail
+    assert found["bucket lifecycle"].remedy == "add a rule with AbortMultipartUpload"
     oss.app.buckets[bucket].lifecycle = (
         b"<LifecycleConfiguration><Rule><ID>1</ID><Prefix></Prefix><Status>Enabled</Status>"
         b"<AbortMultipartUpload><Days>3</Days></AbortMultipartUpload></Rule></LifecycleConfiguration>"

@@ -193,7 +193,7 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(aws, s3, bucket):
         ("bucket lifecycle", True),
     ]
     assert plaincalls.check(store)[1].detail == "off"
-    assert "AbortIncompleteMultipartUpload" in plaincalls.check(store)[2].detail
+    assert "AbortIncompleteMultipartUpload" in plaincalls.check(store)[2].remedy
     s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     rule = {
         "ID": "x",
@@ -202,7 +202,7 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(aws, s3, bucket):
         "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 7},
     }
     s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [rule]})
-    assert "expires noncurrent versions" in plaincalls.check(store)[1].detail
+    assert "expires noncurrent versions" in plaincalls.check(store)[1].remedy
     assert plaincalls.check(store)[2].detail == "unfinished uploads are removed"
     aws.faults.denied.update({"s3:GetBucketVersioning", "s3:GetLifecycleConfiguration"})
     found = plaincalls.check(store)[1:]

@@ -376,7 +376,8 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(gcp, bucket):
     assert found["bucket"].detail == f"gs://{bucket}"
     assert found["bucket location"].detail == "US"
     assert found["bucket versioning"].detail == "off"
-    assert "billed for 7 more days; turn it off" in found["bucket soft delete"].detail
+    assert "billed for 7 more days" in found["bucket soft delete"].detail
+    assert found["bucket soft delete"].remedy.startswith("turn it off (gcloud storage buckets update ")
     gcp.storage.buckets.change(
         bucket,
         {
@@ -386,7 +387,7 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(gcp, bucket):
         },
     )
     found = {one.name: one for one in plaincalls.check(store)}
-    assert "deletes noncurrent versions" in found["bucket versioning"].detail
+    assert "deletes noncurrent versions" in found["bucket versioning"].remedy
     assert found["bucket soft delete"].detail == "off"
     assert not found["bucket retention"].ok
     gcp.faults.denied.add("storage.buckets.get")
