@@ -214,7 +214,8 @@ def test_the_last_heartbeat_tells_what_the_node_did_and_when(bench):
     life = bench.life(SESSION + "begin(41)\ntime.sleep(0.3)\nfinish(100)\n", launch=2)
     life.run()
     beat = codec.decode(bench.store.get(keys.heartbeat(JOB, 2, 0)), Heartbeat)
-    assert [(one.state, one.generation) for one in beat.phases] == [
+    # On a busy machine the node may be seen ready before it trains.
+    assert [(one.state, one.generation) for one in beat.phases if one.state != "ready"] == [
         ("restoring", 0),
         ("running", 2),
         ("training", 2),
