@@ -214,9 +214,12 @@ def test_the_last_heartbeat_tells_what_the_node_did_and_when(bench):
     life = bench.life(SESSION + "begin(41)\ntime.sleep(0.3)\nfinish(100)\n", launch=2)
     life.run()
     beat = codec.decode(bench.store.get(keys.heartbeat(JOB, 2, 0)), Heartbeat)
+    phases = [(one.state, one.generation) for one in beat.phases]
     # On a busy machine the node may be seen ready before it trains.
-    assert [(one.state, one.generation) for one in beat.phases if one.state != "ready"] == [
+    is_seen_ready = phases[1:2] == [("ready", 0)]
+    assert phases == [
         ("restoring", 0),
+        *([("ready", 0)] if is_seen_ready else []),
         ("running", 2),
         ("training", 2),
         ("uploading", 2),

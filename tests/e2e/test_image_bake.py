@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from e2e.test_sandbox_images import IMAGES, why_no_bare_image
-from support.first_in_full import first_in_full
 from support.jobs.acting_user import COMMAND
+from support.jobs.first_in_full import first_in_full
 from support.jobs.isolated_machines import needs_isolated_machines
 
 pytestmark = [pytest.mark.full, needs_isolated_machines, pytest.mark.timeout(600)]

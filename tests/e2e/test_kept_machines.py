@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.first_in_full import first_in_full
 from support.jobs.acting_user import JOBS, User, has_ended, kill, send, supervisors_processes, wait_for
+from support.jobs.first_in_full import first_in_full
 
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.layout import keys

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.first_in_full import first_in_full
 from support.jobs.acting_user import COMMAND, JOBS, User, kill, wait_for
+from support.jobs.first_in_full import first_in_full
 from support.jobs.pseudo_terminal import Terminal
 
 from cloudspot.jobstore.layout import keys

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.first_in_full import first_in_full
 from support.jobs.acting_user import User
 from support.jobs.deadly_training import Training, rescue_of
+from support.jobs.first_in_full import first_in_full
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 LOOPS = ["steps", "accelerate", "transformers", "lightning", "nccl"]

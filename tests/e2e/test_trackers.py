@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.first_in_full import first_in_full
 from support.jobs.acting_user import JOBS, User, wait_for
+from support.jobs.first_in_full import first_in_full
 
 from cloudspot.cli.exit_codes import STOPPED
 from cloudspot.story.progress import newest_step

@@ -53,9 +53,9 @@ def cp(source: str, target: str, node: Seat | None, max_requests: int, store_url
         about = file_copy.describe(local) if to_node else None
         process = call(job, seat, _PROGRAM, most=max_requests)
         try:
-            talk = _Connection(process)
+            connection = _Connection(process)
             path, num_bytes, moved = (
-                _send(talk, local, remote, about) if about else _fetch(talk, remote, local)
+                _send(connection, local, remote, about) if about else _fetch(connection, remote, local)
             )
         except ChannelEnded as error:
             raise CloudspotError(
@@ -133,34 +133,34 @@ class _Connection:
         return False
 
 
-def _send(talk: _Connection, local: Path, remote: str, about: dict[str, Any]) -> tuple[str, int, int]:
-    talk.send_message({"do": "write", "path": remote, "name": local.name, "about": about})
-    reply = talk.receive_message()
+def _send(connection: _Connection, local: Path, remote: str, about: dict[str, Any]) -> tuple[str, int, int]:
+    connection.send_message({"do": "write", "path": remote, "name": local.name, "about": about})
+    reply = connection.receive_message()
     start, rest = file_copy.read_from(local, reply["has"])
-    talk.send_message({"start": start})
+    connection.send_message({"start": start})
     with transfer(f"to {reply['path']}", about["size"] - start) as advance:
         for block in rest:
-            if talk.has_answer():
+            if connection.has_answer():
                 break
-            talk.send(block)
+            connection.send(block)
             advance(len(block))
-    talk.receive_message()
+    connection.receive_message()
     return reply["path"], about["size"], about["size"] - start
 
 
-def _fetch(talk: _Connection, remote: str, local: Path) -> tuple[str, int, int]:
-    talk.send_message({"do": "read", "path": remote})
-    reply = talk.receive_message()
+def _fetch(connection: _Connection, remote: str, local: Path) -> tuple[str, int, int]:
+    connection.send_message({"do": "read", "path": remote})
+    reply = connection.receive_message()
     # Use the requested name: the node must not choose which local file is replaced.
     path = local / Path(remote).name if local.is_dir() else local
     with file_copy.writing(path) as file:
-        talk.send_message({"has": file_copy.blocks_of(file_copy.partial_of(path))})
-        start = talk.receive_message()["start"]
+        connection.send_message({"has": file_copy.blocks_of(file_copy.partial_of(path))})
+        start = connection.receive_message()["start"]
         size = reply["about"]["size"]
         with transfer(f"to {path}", size - start) as advance:
 
             def read(most: int) -> bytes:
-                data = talk.read(most)
+                data = connection.read(most)
                 advance(len(data))
                 return data
 
