@@ -80,29 +80,50 @@ def read_json(path: Path) -> Any:
 # --- training lost --------------------------------------------------------------------------------
 
 
+class UsualSteps:
+    """The steps of a training without those during a save or right next to one."""
+
+    def __init__(self, began: Sequence[float], windows: Sequence[tuple[float, float]]) -> None:
+        self.steps = [(before, after - before) for before, after in itertools.pairwise(began)]
+        self._durations = sorted(
+            took for at, took in self.steps if not any(low - 0.5 < at < high + 0.5 for low, high in windows)
+        )
+
+    def duration(self, num_steps: int) -> float:
+        """Return the seconds that so many steps take."""
+        return num_steps * statistics.mean(self._durations)
+
+    def longest(self, num_steps: int) -> float:
+        """Return the seconds that the longest of so many steps takes, in the median.
+
+        It exceeds half of all groups' longest steps: each of its steps stays below it with probability
+        0.5 ** (1 / num_steps).
+        """
+        return self._durations[int(len(self._durations) * 0.5 ** (1 / num_steps))]
+
+
 def lost(began: Sequence[float], windows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the medians of a save's stall (the longest step) and of the training time lost, in seconds."""
-    steps = [(before, after - before) for before, after in itertools.pairwise(began)]
-    outside = [took for at, took in steps if not any(low - 0.5 < at < high + 0.5 for low, high in windows)]
-    usual = statistics.median(outside)
+    """Return the medians of a save's stall and of the training time lost, in seconds.
+
+    The stall is the longest step during a save, less the longest of as many steps without a save.
+    """
+    usual = UsualSteps(began, windows)
     stalls, sums = [], []
     for low, high in windows:
         # The step in which the state was copied began before the window.
-        inside = [took for at, took in steps if low - 0.1 <= at + took and at <= high + 0.2]
-        stalls.append(max(inside) - usual)
-        sums.append(sum(inside) - len(inside) * usual)
+        inside = [took for at, took in usual.steps if low - 0.1 <= at + took and at <= high + 0.2]
+        stalls.append(max(inside) - usual.longest(len(inside)))
+        sums.append(sum(inside) - usual.duration(len(inside)))
     return statistics.median(stalls), statistics.median(sums)
 
 
 def lost_to_uploads(began: Sequence[float], uploads: Sequence[tuple[float, float]]) -> float:
     """Return the training time lost while saves are uploaded, in seconds: a median."""
-    steps = [(before, after - before) for before, after in itertools.pairwise(began)]
-    outside = [took for at, took in steps if not any(low - 0.5 < at < high + 0.5 for low, high in uploads)]
-    usual = statistics.median(outside)
+    usual = UsualSteps(began, uploads)
     sums = []
     for low, high in uploads:
-        inside = [took for at, took in steps if low <= at <= high]
-        sums.append(sum(inside) - len(inside) * usual)
+        inside = [took for at, took in usual.steps if low <= at <= high]
+        sums.append(sum(inside) - usual.duration(len(inside)))
     return statistics.median(sums)
 
 

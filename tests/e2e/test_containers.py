@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -131,6 +132,24 @@ def test_what_a_person_runs_on_a_node_runs_in_the_container(user: User, image: s
     work = user.machines()[0] / "node" / "work"
     assert (done.returncode, done.stdout) == (5, f"inside\nhello\n{work}\n"), done.stderr
     user.cloudspot("stop", "boxed", status=None)
+
+
+def test_a_machine_that_is_kept_after_a_failure_still_has_its_container(user: User, image: str) -> None:
+    fails = 'run.command=["python3", "-c", "raise ValueError"]'
+    start(user, image, fails, 'limits.keep_failed="30m"', "limits.max_restarts=1")
+
+    def is_kept() -> bool:
+        done = subprocess.run(
+            [*COMMAND, "show", "boxed", "--json"], env=user.environ, capture_output=True, check=False
+        )
+        return done.returncode == 0 and (json.loads(done.stdout)["kept"] or {}).get("is_kept", False)
+
+    wait_for("the machine that is kept", is_kept)
+    script = "[ -e /run/.containerenv ] && cat /made-by-setup"
+    assert user.cloudspot("exec", "boxed", "--", "sh", "-c", script).stdout == "made by setup\n"
+    user.cloudspot("stop", "boxed", "--wait", status=1)
+    assert user.show("boxed")["cost"]["purposes"]["kept"]["seconds"] > 0
+    assert containers(user.home) == []
 
 
 def test_a_container_that_ends_costs_the_machine_and_no_checkpoint(user: User, image: str) -> None:

@@ -164,6 +164,31 @@ def test_a_person_runs_a_command_on_a_pod(tmp_path):
 
 
 @pytest.mark.full
+def test_a_pod_of_a_job_that_has_failed_is_kept_until_the_job_is_stopped(tmp_path):
+    with cluster_in(tmp_path) as cluster:
+        job = cluster.run("tiny", 'run.env.TINY_FAIL_AT="3"', 'limits.keep_failed="30m"')
+
+        def shown_as_kept():
+            assert job.poll() is None, cluster.said(job)
+            with contextlib.suppress(subprocess.CalledProcessError):
+                show = cluster.show("tiny")
+                return show["state"] == "failed" and (show["kept"] or {}).get("is_kept")
+            return False
+
+        wait_for("the pod that is kept", shown_as_kept)
+        words = words_of(["exec", "tiny", "--", "ls"])
+        done = subprocess.run(words, env=cluster.environ, capture_output=True, text=True, check=True)
+        assert "train.py" in done.stdout.splitlines()
+        assert [one["status"]["phase"] for one in cluster.pods()] == ["Running"]
+        subprocess.run(words_of(["stop", "tiny"]), env=cluster.environ, check=True, capture_output=True)
+        assert job.wait(120) == 1, cluster.said(job)
+        show = cluster.show("tiny")
+        assert cluster.pods() == []
+    assert (show["state"], show["kept"]["is_kept"]) == ("failed", False)
+    assert show["cost"]["purposes"]["kept"]["seconds"] > 0
+
+
+@pytest.mark.full
 def test_a_pod_that_is_evicted_without_grace_costs_no_more_than_what_was_not_committed(tmp_path, undisturbed):
     calm = undisturbed(())
     with cluster_in(tmp_path) as cluster:
