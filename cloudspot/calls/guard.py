@@ -467,7 +467,8 @@ def _kind_of(value: Any) -> str:
 
 
 def _name_of(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else re.sub(r"\w+\.", "", str(hint))
+    is_plain = isinstance(hint, type) and get_origin(hint) is None  # Python 3.10 calls tuple[int] a type
+    return hint.__name__ if is_plain else re.sub(r"\w+\.", "", str(hint))
 
 
 def _num_bytes(value: Any) -> int:

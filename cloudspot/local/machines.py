@@ -37,6 +37,7 @@ import msgspec
 
 from cloudspot.host.boot_clock import boot_seconds, this_boot
 from cloudspot.host.bounded_reads import read_end
+from cloudspot.host.job_containers import remove_recorded_container
 from cloudspot.host.locks import try_lock
 from cloudspot.host.partial_files import partial_directory, write_whole
 from cloudspot.jobstore.layout import codec
@@ -238,7 +239,8 @@ class MachineDirectory:
                 path.mkdir(mode=0o700)
 
     def erase_disk(self) -> None:
-        """Delete the machine's disk and memory."""
+        """Delete the machine's disk and memory, and remove its container."""
+        remove_recorded_container(self.node_directory)
         for path in self.disk:
             erase(path)
 

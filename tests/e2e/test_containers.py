@@ -149,7 +149,7 @@ def test_a_machine_that_is_kept_after_a_failure_still_has_its_container(user: Us
     assert user.cloudspot("exec", "boxed", "--", "sh", "-c", script).stdout == "made by setup\n"
     user.cloudspot("stop", "boxed", "--wait", status=1)
     assert user.show("boxed")["cost"]["purposes"]["kept"]["seconds"] > 0
-    assert containers(user.home) == []
+    wait_for("the end of the container", lambda: containers(user.home) == [])
 
 
 def test_a_container_that_ends_costs_the_machine_and_no_checkpoint(user: User, image: str) -> None:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import pwd
 import re
 import resource
 import shlex
@@ -29,6 +28,15 @@ from cloudspot.agent.training.programs.interpreter import PROGRAMS
 from cloudspot.agent.training.programs.runtime import Command, KeptSetupLost, Runtime, RuntimeLost
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.host.bounded_reads import read_end
+from cloudspot.host.job_containers import (
+    ENGINE_SECONDS,
+    ENGINES,
+    PREFIX,
+    engine_environment,
+    forget_container,
+    record_container,
+    user_home,
+)
 from cloudspot.host.partial_files import write_whole
 from cloudspot.host.private_directories import make_private
 from cloudspot.jobfile.image import HUB, image_parts, login_key
@@ -37,8 +45,6 @@ from cloudspot.model import RegistryLogin
 
 _log = logging.getLogger(__name__)
 
-ENGINES = ("docker", "podman")
-"""The programs that can run the container; one that has the image is preferred, otherwise the first."""
 START_SECONDS = 60.0
 """How long to wait for an engine, which may start at the same time as the agent."""
 NUM_PULLS = 4
@@ -53,8 +59,6 @@ _REFUSED = re.compile(
 ERRORS_BYTES = 64 << 10
 """The number of bytes that are read at the end of an engine's error output."""
 LOOK_SECONDS = 0.1
-ENGINE_SECONDS = 60.0
-"""The time limit for engine commands that need no network."""
 _KEPT = "localhost/cloudspot-setup:"
 """The name of an image that contains a finished setup; its tag is the setup's key."""
 COMMIT_SECONDS = 1800.0
@@ -70,13 +74,12 @@ _LIMITS = {
     "memlock": (resource.RLIMIT_MEMLOCK, None),
 }
 """The agent's own limits are set, up to these values, because the engines' defaults need a privilege."""
-_PREFIX = "CLOUDSPOT_"
 _OF_ENGINES = re.compile(
     r"HOME|PATH|TMPDIR|GO[A-Z]+|(DOCKER|XDG|CONTAINERS?|REGISTRY|LD|SSL|HTTPS?|NO)_\w*", re.IGNORECASE
 )
 """Variables that engines read themselves: an engine keeps its own values, and the program's values are passed
 under other names."""
-_RENAMED = f"{_PREFIX}RENAMED_"
+_RENAMED = f"{PREFIX}RENAMED_"
 # The program writes to the log directly, because output through the engine could be lost at the end. If the
 # agent has already abandoned the start, a slow engine must not start the program later.
 _BEGIN = (
@@ -147,6 +150,7 @@ class Container(Runtime):
             self._engine = engines[0]
             self._pull(check)
         self.stop()
+        record_container(self.node.directory, self._engine, self._name)
         _log.info("starting the container of %s", self._shown)
         # The engine's background processes outlive the machine's marked processes, so the engine's
         # environment must not contain the variables. Its command line must not contain them either, because
@@ -179,6 +183,8 @@ class Container(Runtime):
         self._run(["rm", "--force", "--volumes", self._name])
         if self._ask("inspect", "--format", "{{.Id}}", self._name) is not None:
             _log.warning("the container %s could not be removed", self._name)
+        else:
+            forget_container(self.node.directory)
 
     def keep(self, key: str) -> None:
         # podman does not report the volumes of a container, only those of an image.
@@ -211,7 +217,7 @@ class Container(Runtime):
         has_input: bool = False,
     ) -> Command:
         """Keep values out of the command line, which every user of the machine can read."""
-        node, named, own, renames = self.node, list[str](), {**os.environ, "HOME": _home()}, ""
+        node, named, own, renames = self.node, list[str](), {**os.environ, "HOME": user_home()}, ""
         for name, value in environment.items():
             if name == "PYTHONPATH":
                 continue
@@ -294,7 +300,7 @@ class Container(Runtime):
                 self._pull_command(registry, login) as command,
                 subprocess.Popen(
                     [*command, "--quiet", self._image],
-                    env=_own_environment(),
+                    env=engine_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
@@ -396,20 +402,6 @@ def _pause(seconds: float, check: Callable[[], None]) -> None:
         time.sleep(LOOK_SECONDS)
 
 
-def _home() -> str:
-    """Return the user's home, where engines keep images and logins; on a local machine, HOME differs."""
-    return pwd.getpwuid(os.getuid()).pw_dir
-
-
-def _own_environment() -> dict[str, str]:
-    """Return the engine's environment, without the variables that mark the machine's processes.
-
-    The engine's background processes manage the container, and must outlive the marked processes.
-    """
-    own = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
-    return {**own, "HOME": _home()}
-
-
 def _inherited_lines() -> Iterator[str]:
     """Yield one line of the engine's variables file for each of cloudspot's variables in this process.
 
@@ -417,7 +409,7 @@ def _inherited_lines() -> Iterator[str]:
         CloudspotError: the file format cannot represent one of the variables.
     """
     for name, value in os.environ.items():
-        if name.startswith(_PREFIX):
+        if name.startswith(PREFIX):
             if "\n" in value or "\r" in value:
                 raise CloudspotError(f"run.image: the machine's variable {name} has more than one line")
             try:
@@ -431,7 +423,7 @@ def _run(command: Sequence[str], *, seconds: float = ENGINE_SECONDS) -> subproce
     try:
         return subprocess.run(
             command,
-            env=_own_environment(),
+            env=engine_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

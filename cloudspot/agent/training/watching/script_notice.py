@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from cloudspot.agent.node import Node
 from cloudspot.agent.training.launching.fork_server import CLIENT
 from cloudspot.agent.training.launching.trainer import OWN_SHELLS, processes_of
-from cloudspot.agent.training.programs.container import ENGINES
+from cloudspot.host.job_containers import ENGINES
 from cloudspot.host.partial_files import write_whole
 from cloudspot.host.process_marks import signal_process
 from cloudspot.jobfile.spec import SIGNALS

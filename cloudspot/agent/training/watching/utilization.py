@@ -178,11 +178,13 @@ def average(looks: Sequence[Look], at: datetime, *, speed: Callable[[str], float
         step=last.step,
         cpu=cpu,
         memory=None if last.counters.memory is None else round(last.counters.memory, 4),
+        # msgspec omits a default only if it is the same object; Python 3.10 has several empty tuples.
         gpus=tuple(
             round(sum(one.gpus[number][0] for one in looks[1:]) / (len(looks) - 1), 4)
             for number in range(num_gpus)
-        ),
-        gpu_memory=tuple(round(last.gpus[number][1], 4) for number in range(num_gpus)),
+        )
+        or (),
+        gpu_memory=tuple(round(last.gpus[number][1], 4) for number in range(num_gpus)) or (),
         disk_read=_rounded(disk_read),
         disk_written=_rounded(disk_written),
         received=_rounded(sum(one[0] for one in rates.values())) if rates else None,

@@ -22,6 +22,7 @@ from cloudspot.agent.training.programs import container as under_test
 from cloudspot.agent.training.programs.container import Container, runtime_of
 from cloudspot.agent.training.programs.runtime import KeptSetupLost, Runtime, RuntimeLost
 from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
+from cloudspot.host import job_containers
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.model import RegistryLogin
 from cloudspot.registry import open_provider
@@ -484,7 +485,8 @@ def test_a_container_is_started_as_one_of_the_nodes_own_processes(node, told, tm
     (node.python_path / "package").symlink_to(package)
     monkeypatch.setattr(under_test.os, "getuid", lambda: 1234)
     monkeypatch.setattr(under_test.os, "getgid", lambda: 1235)
-    monkeypatch.setattr(under_test, "_home", lambda: "/home/mine")
+    for module in (under_test, job_containers):
+        monkeypatch.setattr(module, "user_home", lambda: "/home/mine")
     limits = {
         resource.RLIMIT_NOFILE: (1024, 4096),
         resource.RLIMIT_NPROC: (-1, -1),
@@ -541,7 +543,7 @@ def test_an_engine_itself_bears_no_mark_and_has_its_users_home(told, monkeypatch
     assert {"info", "image", "rm", "run"} <= {*calls}
     for words, environment in calls.values():
         assert not [one for one in environment if one.startswith("CLOUDSPOT_")], words
-        assert f"HOME={under_test.pwd.getpwuid(os.getuid()).pw_dir}" in environment
+        assert f"HOME={pwd.getpwuid(os.getuid()).pw_dir}" in environment
 
 
 def test_a_pull_that_fails_waits_twice_as_long_before_each_further_one(node, tmp_path, monkeypatch):
