@@ -324,8 +324,8 @@ def bench(tmp_path, monkeypatch):
     begin = subprocess.Popen.__init__
 
     def note(process, *args, **options):
-        started.append(process)
         begin(process, *args, **options)
+        started.append(process)
 
     staging = []
     start_staging = InputStaging.start
