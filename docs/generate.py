@@ -329,8 +329,7 @@ def _shown(node: ast.stmt, owner: str = "") -> Iterator[str]:
     elif isinstance(node, ast.FunctionDef) and (_is_public(node.name) or (owner and node.name == "__init__")):
         marks = "".join(f"@{ast.unparse(one)} " for one in node.decorator_list)
         returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-        arguments = ast.unparse(node.args).replace("lambda :", "lambda:")  # as Python 3.10 writes it
-        yield f"{marks}def {node.name}({arguments}){returns}"
+        yield f"{marks}def {node.name}({ast.unparse(node.args)}){returns}"
 
 
 def _text_below(node: ast.stmt | None) -> Iterator[str]:

@@ -46,6 +46,7 @@ def test_what_is_generated_is_up_to_date(generate):
     assert stale == [], "run: python docs/generate.py"
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 writes code in another style")
 def test_what_plugins_build_on_changes_only_on_purpose(generate):
     """A change that a plugin would notice raises the version of the interfaces."""
     shown = "\n".join(generate.surface()) + "\n"

@@ -68,7 +68,6 @@ _MEMORY_STEPS: Final = ((4.0, 0.25), (4.0, 0.2), (8.0, 0.1), (112.0, 0.06), (mat
 _EVICTION_MIB: Final = 100.0
 UNKNOWN_EXIT = 137
 """The exit status that a kubelet reports for a container whose end it has not seen."""
-CUT_GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -319,7 +318,7 @@ class Kubelet:
         if metadata.get("deletionTimestamp") or is_late:
             grace = float(metadata.get("deletionGracePeriodSeconds", spec["terminationGracePeriodSeconds"]))
             if run.is_evicted and "grace-cut" in self._contrary:
-                grace = min(grace, CUT_GRACE_SECONDS)
+                grace = 0.0
             self._host.set_tags(metadata["uid"], {_STOP: "1"})
             if is_late and not metadata.get("deletionTimestamp"):
                 run.extra = {"reason": "DeadlineExceeded"}

@@ -246,6 +246,8 @@ CASES = {
         ("otherwise", seen("kubernetes", exchanges=[call(POD, pods("ContainerStatusUnknown", 137))])),
     ],
     "kubernetes-grace": [
+        ("otherwise", seen("kubernetes", passed("notice", steps_lost=9, jobs=[{"notices": []}]))),
+        ("not answered", seen("kubernetes", passed("notice"))),
         (
             "as expected",
             seen(

@@ -45,10 +45,12 @@ def _kubelet(seen: Seen) -> Answer | None:
 def _grace(seen: Seen) -> Answer | None:
     ended = seen.ended.get("notice")
     notices = seen.notices("notice")
-    if ended is None or not notices:
-        return None
-    lines = [f"the notice named {one['seconds_ahead']:.0f} s" for one in notices]
     lost = seen.fact("notice", "steps_lost")
+    if ended is None or lost is None:
+        return None
+    if not notices:
+        return otherwise("the pod ended without a notice", f"{lost} steps lost")
+    lines = [f"the notice named {one['seconds_ahead']:.0f} s" for one in notices]
     saved = [one["commit_seconds"] for one in notices]
     lines += [f"a checkpoint was committed {one:.0f} s after it" for one in saved if one is not None]
     if lost or all(one is None for one in saved):
