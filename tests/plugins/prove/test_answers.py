@@ -247,7 +247,6 @@ CASES = {
     ],
     "kubernetes-grace": [
         ("otherwise", seen("kubernetes", passed("notice", steps_lost=9, jobs=[{"notices": []}]))),
-        ("not answered", seen("kubernetes", passed("notice"))),
         (
             "as expected",
             seen(
