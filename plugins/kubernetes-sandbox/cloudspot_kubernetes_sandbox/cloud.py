@@ -45,7 +45,7 @@ class EmulatedKubernetes(EmulatedCloud):
         "exit-code-lost": Contrary(
             "the kubelet does not know how a pod's container has ended", "kubernetes-kubelet"
         ),
-        "grace-cut": Contrary("a pod that is evicted is killed at once", "kubernetes-grace"),
+        "grace-cut": Contrary("a pod that is evicted or deleted is killed at once", "kubernetes-grace"),
     }
     fetch_user_data: ClassVar[str] = 'exec curl -sf "$METADATA_URL/run"\n'
 

@@ -317,7 +317,7 @@ class Kubelet:
         is_late = limit is not None and now_utc() - run.begun_at > timedelta(seconds=limit)
         if metadata.get("deletionTimestamp") or is_late:
             grace = float(metadata.get("deletionGracePeriodSeconds", spec["terminationGracePeriodSeconds"]))
-            if run.is_evicted and "grace-cut" in self._contrary:
+            if "grace-cut" in self._contrary:
                 grace = 0.0
             self._host.set_tags(metadata["uid"], {_STOP: "1"})
             if is_late and not metadata.get("deletionTimestamp"):
