@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -73,6 +74,10 @@ VALUES: Final = frozenset(
 
 
 IDLE_SCRIPT: Final = "#!/bin/sh\nsleep 600\n"
+_STATEMENT: Final = {"Effect": "Allow", "Action": "sts:AssumeRole"}
+TRUST: Final = {**_STATEMENT, "Principal": {"Service": "ec2.amazonaws.com"}}
+PERMISSION: Final = {**_STATEMENT, "Resource": "*"}
+"""The statements of the valid documents that replace masked ones; without them, no role would be made."""
 
 
 class Aws(Cloud):
@@ -87,15 +92,22 @@ class Aws(Cloud):
 
     free: ClassVar[frozenset[str]] = frozenset(
         {"ClientToken", "ClientRequestToken", "StartTime", "UserData", "Value", "clientToken", "description"}
+        | {"AssumeRolePolicyDocument", "PolicyDocument"}
     )
 
     def completed(self, action: str, request: Any) -> Any:
-        """Add a script, and convert a time to botocore's form; see Cloud."""
+        """Add a script and policies, and convert a time to botocore's form; see Cloud."""
         if action == "DescribeSpotPriceHistory" and "StartTime" in request:
             return {**request, "StartTime": datetime.now(timezone.utc)}
         if action == "RunInstances" and "UserData" in request:
             return {**request, "UserData": IDLE_SCRIPT}
-        return request
+        found = dict(request)
+        for name in ("AssumeRolePolicyDocument", "PolicyDocument"):
+            if name in found:
+                is_trust = action in {"CreateRole", "UpdateAssumeRolePolicy"}
+                statement = TRUST if is_trust else PERMISSION
+                found[name] = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+        return found
 
     def allowed(self) -> Allowed:
         """Return the names in botocore's models; see Cloud."""
