@@ -50,7 +50,8 @@ def plan_move(
         for seat in seats.members
         if seat in seats.staying
     }
-    state = job_state(history)
+    # Once a node is kept for inspection, the job has failed, even if other nodes have yet to end.
+    state = job_state(history) if history.kept is None else "failed"
     if state in TERMINAL_STATES or history.stop is not None:
         raise CloudspotError(f"job {job_id} {_ENDS.get(state, 'is about to stop')}: there is nothing to move")
     if seats.named.intersection(seats.members):

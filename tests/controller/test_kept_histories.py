@@ -54,6 +54,14 @@ def test_the_limit_on_cost_holds_for_them_too(seeds):
     assert sum(one.num_kept for one in results) > len(results) / 10
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "seed", [pytest.param(883, id="a person moves the job while one node is kept and another has yet to end")]
+)
+def test_what_histories_have_found_stays_mended(seed):
+    assert play(seed, **KEPT).outcome == "failed"
+
+
 SOAK_HISTORIES = int(os.environ.get("CLOUDSPOT_SOAK_HISTORIES", "100000")) // 10
 
 

@@ -101,6 +101,9 @@ def test_a_job_without_a_training_or_at_its_end_is_not_moved(plan, records, two)
     gone = records.launch(1, intent=records.intent(num_nodes=2), outcome="succeeded")
     with pytest.raises(CloudspotError, match="job digits-1 has succeeded: there is nothing to move"):
         plan(ELSEWHERE, gone, seats=BOTH)
+    kept = records.launch(1, intent=records.intent(num_nodes=2), kept=records.kept())
+    with pytest.raises(CloudspotError, match="job digits-1 has failed: there is nothing to move"):
+        plan(ELSEWHERE, kept, seats=BOTH)
 
 
 def test_an_offer_that_was_refused_is_left_alone_for_a_while(plan, records, two):

@@ -82,6 +82,8 @@ class Journal:
         """
         if number < 1:
             raise ValueError(f"number must be >= 1: got {number}")
+        if self._order.count < number - 1:  # the writer has read those records with another journal
+            self.read()
         with self._lock:
             what = self._order.problem(record) if self._order.count == number - 1 else None
         if what is not None:

@@ -325,10 +325,12 @@ def test_a_copy_leaves_out_the_requests_and_whoever_needs_one_reads_it_again(sto
         journal.request(6)
 
 
-def test_a_record_that_does_not_follow_is_not_written_by_who_has_read_all_before_it(store):
+@pytest.mark.parametrize("has_read", [True, False])
+def test_a_record_that_does_not_follow_is_not_written_even_by_a_journal_that_was_not_read(store, has_read):
     write(store, 3)
     journal = Journal(store, "x")
-    journal.read()
+    if has_read:
+        journal.read()
     with pytest.raises(
         ValueError, match="journal record 4 would contradict those before it: it commits checkpoint 0-1"
     ):
