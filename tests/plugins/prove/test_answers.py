@@ -52,6 +52,7 @@ def repeats(*answers):
     return passed("repeat", repeats=list(answers))
 
 
+IN_QUOTA = {"error": {"errors": [{"code": "QUOTA_EXCEEDED"}]}}
 SAME = {"after_seconds": 40.0, "refused": "", "extra": 0, "same": True}
 MORE = {"after_seconds": 40.0, "refused": "", "extra": 1, "same": False}
 TAKEN = {"after_seconds": 40.0, "refused": "ProvisionError", "extra": 0, "same": False}
@@ -186,6 +187,16 @@ CASES = {
     "gcp-preemption-notice": [
         ("as expected", seen("gcp", exchanges=[call(BULK, {}, request=NOTICE)])),
         ("otherwise", seen("gcp", exchanges=[call(BULK, code="invalid", request=NOTICE), call(BULK, {})])),
+    ],
+    "gcp-quota": [
+        ("as expected", seen("gcp", passed("two-nodes"))),
+        ("otherwise", seen("gcp", exchanges=[call("GET /operations/x", IN_QUOTA)])),
+        (
+            "otherwise",
+            seen(
+                "gcp", exchanges=[call("GET /operations", {"items": {"zones/a": {"operations": [IN_QUOTA]}}})]
+            ),
+        ),
     ],
     "gcp-self-delete": [
         ("as expected", seen("gcp", passed("alone", end_seconds=4.0))),

@@ -132,7 +132,8 @@ def _quota(seen: Seen) -> Answer | None:
     codes = {
         str(code)
         for one in seen.exchanges
-        for code in values_at(one.answer, "error", "errors", "code")
+        for place in ((), ("items", "*", "operations"))
+        for code in values_at(one.answer, *place, "error", "errors", "code")
         if "operations" in one.action
     }
     if "QUOTA_EXCEEDED" in codes:
