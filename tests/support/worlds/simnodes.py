@@ -65,6 +65,8 @@ Doing = Generator[float, None, Result]
 Save = tuple[int, int, int]
 """Generation, step, and whether it is a drain's own."""
 HOLD_SECONDS = 600.0
+TO_BUY_SECONDS = 120.0
+"""So long after a seat has become free, or a wait has ended, drivers have bought."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +106,12 @@ class SimTraining:
     drained: dict[int, tuple[int, frozenset[Seat]]] = field(default_factory=dict)
     """By generation that was drained: at which step, and who stays of those who upload it."""
 
-    @property
-    def has_hanging_node(self) -> bool:
-        """Say whether a node hangs that may yet deliver what only it holds, so that its seat stays taken."""
-        return any(node.is_silent and not node.machine.has_ended for node in self.nodes.values())
+    hung_at: float = -math.inf
+    """When a node was last seen to hang that may yet deliver what only it holds, so that its seat stays taken."""
+
+    def look_for_hanging_nodes(self) -> None:
+        if any(node.is_silent and not node.machine.has_ended for node in self.nodes.values()):
+            self.hung_at = self.world.time
 
     def live(self) -> Doing[None]:
         """Be the ranks, for as long as there is a job."""
@@ -408,9 +412,12 @@ class SimNode:
             self._patience.note(self.world.time - self._deaf_seconds, head(known))
             found = self._verdict(known)
             self._patience.spend(found)
+            self.training.look_for_hanging_nodes()
             if isinstance(found, Leave):
                 calm_seconds = self.world.time - self.world.calm_at
-                is_replaced = self._cloud.is_driven and not self.training.has_hanging_node
+                is_replaced = (
+                    self._cloud.is_driven and self.world.time - self.training.hung_at > TO_BUY_SECONDS
+                )
                 is_due = is_replaced and calm_seconds > 2 * HOLD_SECONDS and self._had_time_to_buy()
                 if found.outcome == "left" and is_due:
                     raise Violation("a warm survivor is let go although there are capacity and a controller")
@@ -427,7 +434,7 @@ class SimNode:
     def _had_time_to_buy(self) -> bool:
         """Say whether drivers would have bought two minutes ago: they wait after failures, and then give up."""
         history = HistoryReader(self._inner, self._job_id).read()
-        earlier = self.world.now() - timedelta(minutes=2)
+        earlier = self.world.now() - timedelta(seconds=TO_BUY_SECONDS)
         return isinstance(after_losses(job_file_of(history.submission), history, earlier), Buy)
 
     def _verdict(self, known):
