@@ -6,6 +6,8 @@ from datetime import datetime, timezone
 import pytest
 
 from cloudspot.plugin.apirecording import ApiExchange
+from cloudspot_gcp.options import DEFAULT_IMAGE
+from cloudspot_prove.clouds import cloud_of
 from cloudspot_prove.masking import Allowed, Mask
 from cloudspot_prove.recording import Recorder, read_lines
 
@@ -124,3 +126,11 @@ def test_a_line_that_a_kill_has_cut_short_is_passed_over(tmp_path, mask):
     recorder(exchange)
     path.write_bytes(path.read_bytes()[:-20])
     assert len(list(read_lines(path))) == 1
+
+
+def test_the_default_image_of_google_cloud_is_shown_with_its_public_project_and_no_other_project():
+    mask = Mask(b"k" * 32, cloud_of("gcp").allowed())
+    family = DEFAULT_IMAGE.rpartition("/")[2]
+    shown = mask.action(f"GET /compute/v1/{DEFAULT_IMAGE}", "compute")
+    assert shown == f"GET /compute/v1/projects/deeplearning-platform-release/global/images/family/{family}"
+    assert "acme-research" not in mask.action("GET /compute/v1/projects/acme-research", "compute")
