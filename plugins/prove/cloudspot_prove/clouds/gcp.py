@@ -166,7 +166,7 @@ def _names(_service: str) -> frozenset[str]:
 def _public_texts(_service: str) -> frozenset[str]:
     """Return the texts in the plugin's source, and the enumerated values of the client's types.
 
-    The parts of public names such as the default image's are shown too, because its project is not the user's.
+    The parts of public names, such as the default image's, are shown too: its project is not the user's.
     """
     texts = public_texts_of("cloudspot_gcp") | public_texts_of("cloudspot.plugin")
     parts = {part for one in texts if one.startswith("projects/") for part in one.split("/")}
