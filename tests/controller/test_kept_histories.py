@@ -56,7 +56,11 @@ def test_the_limit_on_cost_holds_for_them_too(seeds):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "seed", [pytest.param(883, id="a person moves the job while one node is kept and another has yet to end")]
+    "seed",
+    [
+        pytest.param(883, id="a person moves the job while one node is kept and another has yet to end"),
+        pytest.param(9421, id="an agent stands still while it writes that its machine is kept"),
+    ],
 )
 def test_what_histories_have_found_stays_mended(seed):
     assert play(seed, **KEPT).outcome == "failed"

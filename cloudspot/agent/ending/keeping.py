@@ -98,7 +98,8 @@ class Keeping:
         context.status.state = "kept"
         left = memory.kept_until - boot_seconds()
         _log.warning("the job has failed, and this machine is kept for inspection for %.0f s", left)
-        self._start_guard(left)
+        if self._guard is None:  # an earlier agent has started it; if it still runs, two are as good as one
+            self._start_guard(left)
         while (left := memory.kept_until - boot_seconds()) > 0 and not context.orders.pending:
             context.orders.wait(min(left, LOOK_SECONDS))
         _log.warning("this machine is not kept any longer: %s", self._why_over())
@@ -108,6 +109,7 @@ class Keeping:
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()
+            self._guard = None
 
     def _why_over(self) -> str:
         leaving = self._context.ordered_leaving()
@@ -144,8 +146,8 @@ class Keeping:
                 if history.kept is None and history.stop is None:
                     _log.warning("limits.max_cost leaves no room to keep this machine for inspection")
                 return
-            # Write the time to disk first: once others can read the record, every agent of this machine must
-            # know it.
+            # First write the time to disk and start the guard: once others can read the record, each agent of
+            # this machine must know it, and the machine must end in time even if this agent hangs.
             self._remember((record.until - record.at).total_seconds())
             if context.journal.append(record, history.num_records + 1):
                 self.is_kept = True
@@ -184,8 +186,12 @@ class Keeping:
         return self.is_kept
 
     def _remember(self, seconds: float | None) -> None:
+        """Store when the time ends, and start the guard, since this agent may hang at any moment after it."""
+        self.end()
         self._context.memory.kept_until = 0.0 if seconds is None else boot_seconds() + seconds
         self._context.memory.save(self._context.node)
+        if seconds is not None:
+            self._start_guard(seconds)
 
     def _start_guard(self, seconds: float) -> None:
         if "CLOUDSPOT_SHUTDOWN" in os.environ:

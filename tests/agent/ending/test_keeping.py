@@ -112,6 +112,29 @@ def test_it_ends_when_its_time_is_over(bench, submitted, run, caplog, wait_until
     assert any("its time is over" in line for line in caplog.messages)
 
 
+def test_the_process_that_ends_the_machine_runs_before_others_can_read_that_it_is_kept(
+    bench, submitted, run, monkeypatch, wait_until
+):
+    """An agent that hangs while it writes the record would otherwise leave the machine without an end."""
+    monkeypatch.setenv("CLOUDSPOT_SHUTDOWN", "true")
+    life = submitted(BROKEN, **KEEPS)
+    guards, write = [], Journal.append
+
+    def note(journal, record, number):
+        if isinstance(record, Kept):
+            guards.append(life.keeping._guard.poll())
+        return write(journal, record, number)
+
+    monkeypatch.setattr(Journal, "append", note)
+    run(life)
+    wait_until(lambda: kept_in(bench))
+    assert guards == [None]
+    wait_until(lambda: life.context.status.state == "kept")
+    process = life.keeping._guard
+    life.context.orders.give(superseded="the test is over")
+    wait_until(lambda: process.poll() is not None)
+
+
 def test_it_ends_when_the_job_goes_on(bench, submitted, run, wait_until):
     life = submitted(BROKEN, **KEEPS)
     thread = run(life)

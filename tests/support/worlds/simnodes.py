@@ -246,6 +246,7 @@ class SimNode:
         self.kept_until: float | None = None
         self._beats = 0
         self._changes = 0
+        self._guards: set[float] = set()
         self._told: tuple[str, int] | None = None
         self._seen: dict[Seat, float] = {}
         self._patience = Patience()
@@ -343,9 +344,11 @@ class SimNode:
             # From before the record is written, which may take long.
             kept_until = self.world.time + (record.until - record.at).total_seconds()
             number = history.num_records + 1
+            self._start_guard(kept_until)
             if (yield from self._persist(lambda: self.journal.append(record, number), until=over)):  # noqa: B023
-                self._keep(kept_until)
+                self.kept_until = kept_until
                 return
+            self._guards.clear()
 
     def _find_kept(self, known) -> Kept | None:
         newest = next((one for one in reversed(known) if isinstance(one, Kept | Resumed)), None)
@@ -353,11 +356,16 @@ class SimNode:
 
     def _keep(self, until: float) -> None:
         self.kept_until = until
-        self.world.start(self._guard(), delay=max(0.0, until - self.world.time) + GUARD_SECONDS)
+        self._start_guard(until)
 
-    def _guard(self) -> Doing[None]:
+    def _start_guard(self, until: float) -> None:
+        self._guards.add(until)
+        self.world.start(self._guard(until), delay=max(0.0, until - self.world.time) + GUARD_SECONDS)
+
+    def _guard(self, until: float) -> Doing[None]:
         """End the machine from beside an agent that hangs."""
-        self._cloud.end(self.machine, EndReason.SELF)
+        if until in self._guards:
+            self._cloud.end(self.machine, EndReason.SELF)
         return
         yield
 
