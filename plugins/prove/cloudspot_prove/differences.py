@@ -18,6 +18,9 @@ STATE_FIELDS: Final = ("State", "Status", "status", "phase")
 SLOW_SECONDS: Final = 20.0
 SLOW_FACTOR: Final = 10.0
 """An operation is slow if even its fastest answer takes longer than elsewhere by both of these amounts."""
+IDENTITY_FIELDS: Final = frozenset({"InstanceId", "name", "uid"})
+"""The fields that identify a listed object. Other names, such as a role's, belong to several objects and come
+and go with their states."""
 NEW: Final = "what is new"
 LATE_SECONDS: Final = 1.0
 """An object is late if a listing shows it later than elsewhere by this time."""
@@ -208,7 +211,7 @@ def _late_objects(pairs: Sequence[Pair]) -> Iterator[Difference]:
         if pair.recorded.code or pair.code:
             continue
         request = json.dumps(pair.recorded.request, sort_keys=True)
-        ours, others = set(names_in(pair.recorded.answer)), set(names_in(pair.answer))
+        ours, others = set(_identities_in(pair.recorded.answer)), set(_identities_in(pair.answer))
         for name, other in pair.names.items():
             key = (pair.recorded.action, request, name)
             if name not in ours and other in others:
@@ -220,6 +223,17 @@ def _late_objects(pairs: Sequence[Pair]) -> Iterator[Difference]:
         if late > LATE_SECONDS:
             text = f"it showed {late:.0f} s later, and at once"
             yield Difference(kind="delay", action=action, where=NEW, text=text)
+
+
+def _identities_in(value: Any, field: str = "") -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _identities_in(one, name)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _identities_in(one, field)
+    elif field in IDENTITY_FIELDS:
+        yield from names_in(value)
 
 
 def names_in(value: Any) -> Iterator[str]:
