@@ -25,7 +25,6 @@ from cloudspot.controller import decide as decide_module
 from cloudspot.controller.actions import Create, OpenLaunch, VoidSeat
 from cloudspot.controller.assess import assessment, limits
 from cloudspot.controller.decide import decide
-from cloudspot.errors import CorruptData
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.jobstore.nodes.seats import seats_of
@@ -273,7 +272,7 @@ def test_if_the_reaper_ends_who_has_a_notice_drained_steps_are_lost(monkeypatch)
     assert first_violation("every right to run", known=(52,)) is not None
 
 
-def test_appending_after_a_lost_race_breaks_the_journal(monkeypatch):
+def test_appending_after_a_lost_race_is_refused_by_the_journal(monkeypatch):
     real = Journal.append
 
     def append(self, record, number):
@@ -282,7 +281,7 @@ def test_appending_after_a_lost_race_breaks_the_journal(monkeypatch):
         return True
 
     monkeypatch.setattr(Journal, "append", append)
-    with pytest.raises(CorruptData, match="contradicts the records before it"):
+    with pytest.raises(ValueError, match="would contradict those before it"):
         first_violation()
 
 
