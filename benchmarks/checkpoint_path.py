@@ -94,10 +94,9 @@ class UsualSteps:
         return num_steps * statistics.mean(self._durations)
 
     def longest(self, num_steps: int) -> float:
-        """Return the seconds that the longest of so many steps takes, in the median.
+        """Return the median duration of the longest of so many steps, in seconds.
 
-        It exceeds half of all groups' longest steps: each of its steps stays below it with probability
-        0.5 ** (1 / num_steps).
+        One step is shorter than that with the probability 0.5 ** (1 / num_steps), and all are with 0.5.
         """
         return self._durations[int(len(self._durations) * 0.5 ** (1 / num_steps))]
 

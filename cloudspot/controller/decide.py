@@ -73,7 +73,7 @@ def decide(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
         return (*tidy, *step)
     limits = _enforce_limits(assessed)
     voided = {action.seat.launch for action in tidy if isinstance(action, VoidSeat)}
-    is_ending = bool(limits) or history.stop is not None
+    is_ending = bool(limits) or history.stop is not None or history.kept is not None
     creates = () if is_ending else (one for one in _creates(history, observed) if one.launch not in voided)
     prices = _new_prices(history, observed, assessed.now)
     return (*tidy, *limits, *creates, *prices, *announcement(history, observed), *step)
@@ -300,6 +300,8 @@ def _why_void(
         return "voided", "the job is over"
     if history.stop is not None:
         return "voided", f"stop requested ({history.stop.reason})"
+    if history.kept is not None:
+        return "voided", "the job has failed"
     machines = observed.machines_of(launch)
     failure = observed.create_failures.get(launch.number)
     if failure is not None and not any(one.state.is_up for one in machines):

@@ -11,6 +11,7 @@ import os
 import pwd
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from cloudspot.host.partial_files import write_whole
@@ -63,16 +64,25 @@ def remove_recorded_container(node_directory: Path) -> None:
     if program is None or name.startswith("-"):
         _log.warning("the machine's container %r of %r cannot be removed", name, engine)
         return
-    # "rm" waits for a container that ignores SIGTERM, so the container is killed first.
-    for words in (("kill", "--signal", "KILL"), ("rm", "--force", "--volumes")):
-        try:
-            subprocess.run(
-                [program, *words, name],
-                env=engine_environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=ENGINE_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            _log.warning("the machine's container %s may be left: %s", name, error)
+    try:
+        # "rm" waits for a container that ignores SIGTERM, so the container is killed first.
+        _run([program, "kill", "--signal", "KILL", name])
+        done = _run([program, "rm", "--force", "--volumes", name])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _log.warning("the machine's container %s may be left: %s", name, error)
+        return
+    if done.returncode != 0 and "no such container" not in done.stderr.lower():
+        _log.warning("the machine's container %s may be left: %s", name, done.stderr.strip())
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=engine_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=ENGINE_SECONDS,
+        check=False,
+    )

@@ -680,6 +680,12 @@ def test_a_job_whose_machine_is_kept_has_failed_and_buys_nothing_whoever_stops_i
     history = records.history(waiting, num_records=2, generations=(records.generation(1, ranks=(0, 1)),))
     machines = records.observed(records.instance(), records.instance("i-1-1", rank=1))
     assert act(records, history, machines, nodes=2, **KEEPS) == ()
+    # Nor are the machines of a launch requested that was opened before: its seats are void.
+    opened = records.launch(2, intent=records.intent(2), claimed=False)
+    generations = (records.generation(1, ranks=(0, 1)),)
+    history = records.history(waiting, opened, num_records=3, generations=generations)
+    (void,) = act(records, history, machines, nodes=2, **KEEPS)
+    assert void == VoidSeat(Seat(2, 0), "voided", "the job has failed")
 
 
 def test_a_driver_that_ends_the_job_keeps_the_node_that_failed_first_of_those_that_wait(records):

@@ -38,7 +38,7 @@ def test_nothing_is_run_without_a_record_or_after_its_deletion(tmp_path, calls):
 @pytest.mark.parametrize(
     "text", ["", "sh\n-c\n", "podman\n--all\n", "podman\n", "\xff", "podman\none\ntwo\n"]
 )
-def test_what_is_no_record_runs_nothing_and_is_reported(tmp_path, calls, caplog, text):
+def test_a_malformed_record_runs_nothing_and_is_reported(tmp_path, calls, caplog, text):
     (tmp_path / "container").write_bytes(text.encode("latin-1"))
     with caplog.at_level(logging.WARNING):
         remove_recorded_container(tmp_path)
@@ -52,3 +52,15 @@ def test_an_engine_that_hangs_delays_a_machines_end_for_a_bounded_time(tmp_path,
     record_container(tmp_path, "podman", "cloudspot-job-1")
     remove_recorded_container(tmp_path)
     assert "cloudspot-job-1 may be left" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_reported"), [("Error: no such container x", False), ("cannot connect to Docker", True)]
+)
+def test_a_container_that_an_engine_does_not_remove_is_reported_unless_it_is_gone(
+    tmp_path, calls, caplog, answer, is_reported
+):
+    (tmp_path / "programs" / "podman").write_text(f"#!/bin/sh\necho '{answer}' >&2; exit 1\n")
+    record_container(tmp_path, "podman", "cloudspot-job-1")
+    remove_recorded_container(tmp_path)
+    assert (answer in caplog.text) == is_reported

@@ -98,7 +98,7 @@ class Keeping:
         context.status.state = "kept"
         left = memory.kept_until - boot_seconds()
         _log.warning("the job has failed, and this machine is kept for inspection for %.0f s", left)
-        if self._guard is None:  # an earlier agent has started it; if it still runs, two are as good as one
+        if self._guard is None:  # an earlier agent has stored the time; its guard may have ended with it
             self._start_guard(left)
         while (left := memory.kept_until - boot_seconds()) > 0 and not context.orders.pending:
             context.orders.wait(min(left, LOOK_SECONDS))

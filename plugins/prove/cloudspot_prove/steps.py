@@ -110,11 +110,11 @@ def notice(bench: Bench) -> None:
     if status != 0:
         raise StepFailed(f"`run` ended with status {status}")
     shown = _expect_success(bench, job_id)
+    if len(shown["nodes"]) < 2:
+        raise StepFailed("the job ended before a replacement took over: give a longer --train-seconds")
     bench.facts["steps_lost"] = shown["steps_lost"]
     if not shown["notices"]:
         raise StepFailed("no notice reached the training")
-    if len(shown["nodes"]) < 2:
-        raise StepFailed("the job ended before a replacement took over: give a longer --train-seconds")
     _expect_same_weights(bench, shown)
 
 

@@ -126,6 +126,30 @@ def test_what_only_one_state_has_is_compared_with_the_same_state():
     assert find_differences(pairs_of(changed(0, answer=ended))) == []
 
 
+def test_a_name_that_does_not_identify_an_object_may_come_and_go():
+    """A role's name, which several instances have, is missing once an instance has ended."""
+    no_role = machine(Role="~role", InstanceId="~other")
+    shown = machine(Role="~role")
+    cloud = [
+        exchange("RunInstances", shown, at=1.0),
+        exchange("DescribeInstances", machine(), at=2.0, request={"n": 1}),
+        exchange("DescribeInstances", no_role, at=40.0, request={"n": 1}),
+    ]
+    pairs = [
+        Pair(
+            recorded=one,
+            status=one.status,
+            code="",
+            answer=shown,
+            seconds=0.1,
+            is_same_request=True,
+            names={"~role": "~role"},
+        )
+        for one in cloud
+    ]
+    assert not [one for one in find_differences(pairs) if one.kind == "delay"]
+
+
 def test_a_code_that_rests_on_a_made_up_name_says_nothing():
     pairs = pairs_of(changed(5, code="InvalidRole"))
     assert find_differences([msgspec.structs.replace(one, is_same_request=False) for one in pairs]) == []
